@@ -1,6 +1,7 @@
 #include "attention/attention.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -132,9 +133,35 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
   return plan;
 }
 
-absl::StatusOr<Plan> MakePlan(const TensorOperator& op, const PlanOptions& options) {
-  if (absl::Status status = Validate(options); !status.ok()) return status;
+namespace {
+
+// Returns whether the device computes the operator. If it only cannot, `routing` says so.
+bool TakesOperator(const Backend& device, const TensorOperator& op, const PlanOptions& options,
+                   Routing& routing) {
+  const bool is_named = options.backend == device.name();
+  if (!is_named && options.backend != "auto") return false;
+  if (device.lanes() == 0 || !options.has_lanes || !device.Available().ok()) return false;
+  const std::optional<absl::Status> support = op.SupportedBy(device);
+  if (!support) return false;
+  const bool asks = support->ok() && !is_named;
+  const absl::Status preference = asks ? op.PreferredBy(device) : absl::OkStatus();
+  if (support->ok() && preference.ok()) return true;
+  const bool for_now = preference.code() == absl::StatusCode::kUnavailable;
+  if (routing.declined == nullptr && (!support->ok() || for_now)) {
+    routing.declined = &device;
+    routing.declined_for_now = for_now;
+  }
+  return false;
+}
+
+Routing ChooseBackend(const TensorOperator& op, const PlanOptions& options) {
+  Routing routing;
   const BackendSet& backends = *options.backends;
+  for (const Backend* backend : backends) {
+    if (!TakesOperator(*backend, op, options, routing)) continue;
+    routing.backend = backend;
+    return routing;
+  }
   const auto find = [&](auto matches) {
     return std::find_if(backends.begin(), backends.end(), [&](const Backend* backend) {
       return backend->lanes() == 0 && matches(*backend);
@@ -145,11 +172,20 @@ absl::StatusOr<Plan> MakePlan(const TensorOperator& op, const PlanOptions& optio
     chosen = find([](const Backend& backend) { return !backend.instruction_sets().empty(); });
   }
   RAPT_CHECK(chosen != backends.end(), "one backend has the CPU's instruction sets");
+  routing.backend = *chosen;
+  return routing;
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> MakePlan(const TensorOperator& op, const PlanOptions& options) {
+  if (absl::Status status = Validate(options); !status.ok()) return status;
   Plan plan;
   plan.problem.dtype = op.outputs()[Role::kY]->dtype;
-  plan.routing.backend = *chosen;
-  plan.isa = ChooseIsa(**chosen, options.isa);
-  plan.threads = options.threads;
+  plan.routing = ChooseBackend(op, options);
+  const Backend& backend = *plan.routing.backend;
+  plan.isa = ChooseIsa(backend, options.isa);
+  plan.threads = backend.lanes() > 0 ? backend.lanes() : options.threads;
   op.PlanTasks(plan);
   return plan;
 }
@@ -245,7 +281,8 @@ absl::Status Run(const TensorOperator& op, const Plan& plan, const Arguments& ar
   absl::Status status = ValidateResources(plan, workspace, pool);
   if (status.ok()) status = op.CheckData(arguments);
   if (!status.ok()) return status;
-  RunStages(op, plan, arguments, workspace, plan.flops < kMinParallelFlops, pool);
+  const bool serial = plan.flops < kMinParallelFlops && plan.routing.backend->lanes() == 0;
+  RunStages(op, plan, arguments, workspace, serial, pool);
   return absl::OkStatus();
 }
 

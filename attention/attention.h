@@ -45,8 +45,9 @@ std::string ChooseIsa(const Backend& backend, absl::string_view wanted);
 absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
                  ThreadPool& pool);
 
-// The same for another operator, which is computed on the CPU: by the backend that the options
-// name, unless that is a device's.
+// The same for another operator. A device's backend computes it if the device has a form of it,
+// supports it, and is named or preferred; otherwise the CPU does: by the backend that the options
+// name, if that is not a device's.
 absl::StatusOr<Plan> MakePlan(const TensorOperator& op, const PlanOptions& options);
 absl::Status Run(const TensorOperator& op, const Plan& plan, const Arguments& arguments,
                  absl::Span<std::byte> workspace, ThreadPool& pool);

@@ -18,6 +18,8 @@
 
 namespace rapt {
 
+class RaggedDevice;
+
 struct InstructionSet {
   absl::string_view name;  // a value of --isa
   bool available = false;  // on this machine
@@ -51,6 +53,10 @@ class Backend {
   // Returns OK, or why "auto" should choose the next backend. Unavailable if the reason is
   // temporary; such calls count as fallbacks. REQUIRES: the problem is supported.
   virtual absl::Status Prefers(const Problem&) const { return absl::OkStatus(); }
+
+  // Returns what computes ragged attention by copies of pages on this backend's device; null if
+  // nothing does.
+  virtual const RaggedDevice* ragged() const { return nullptr; }
 
   // Called when a problem fell back to the next backend for a temporary reason. Starts what similar
   // problems will need, such as compiling kernels. Does not block.

@@ -31,6 +31,15 @@ class TensorOperator {
   // Returns InvalidArgument for values that are not allowed.
   virtual absl::Status CheckData(const Arguments& /*arguments*/) const { return absl::OkStatus(); }
 
+  // Returns whether a device's backend computes the operator, as Backend::Supports() does; nullopt
+  // if this device has no form of it.
+  virtual std::optional<absl::Status> SupportedBy(const Backend& /*device*/) const {
+    return std::nullopt;
+  }
+  // As Backend::Prefers() and Prepare(). REQUIRES: the device supports the operator.
+  virtual absl::Status PreferredBy(const Backend& /*device*/) const { return absl::OkStatus(); }
+  virtual void PrepareOn(const Backend& /*device*/) const {}
+
   // Fills stages, workspace and flops of a plan whose backend, isa and threads are set.
   virtual void PlanTasks(Plan& plan) const = 0;
 

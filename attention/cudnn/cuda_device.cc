@@ -22,8 +22,10 @@ constexpr int64_t kTrialBytes = int64_t{16} << 20;
 
 class CudaLane final : public Lane {
  public:
-  CudaLane(const Library& library, const CudaRuntime& runtime, int64_t bytes)
-      : library_(library), runtime_(runtime), bytes_(bytes) {}
+  // `pages` is the device's memory for pages whenever the lane is open.
+  CudaLane(const Library& library, const CudaRuntime& runtime, int64_t bytes,
+           std::byte* const& pages)
+      : library_(library), runtime_(runtime), bytes_(bytes), pages_(pages) {}
   ~CudaLane() override { Close(); }
 
   absl::Status Open() {
@@ -63,13 +65,30 @@ class CudaLane final : public Lane {
                    const ArenaLayout& layout) override {
     absl::Status status =
         runtime_.Check("copying in", Copy(0, layout.outputs, cudaMemcpyHostToDevice));
-    if (status.ok()) status = cudnn_->Run(graph, plan, layout, device_, device_ + layout.end);
+    if (status.ok()) {
+      status = cudnn_->Run(graph, plan, layout, device_, device_ + layout.end, pages_);
+    }
     if (status.ok()) {
       status =
           runtime_.Check("copying out", Copy(layout.outputs, layout.end, cudaMemcpyDeviceToHost));
     }
     // Also after an error: nothing of this request may be in flight when the next one starts.
     status.Update(runtime_.Check("running", runtime_.StreamSynchronize(stream_)));
+    return status;
+  }
+
+  absl::Status SendPages(absl::Span<const PageCopy> copies) override {
+    absl::Status status;
+    for (const PageCopy& copy : copies) {
+      const auto width = static_cast<size_t>(copy.row_bytes);
+      status = runtime_.Check(
+          "copying pages in",
+          runtime_.Memcpy2DAsync(pages_ + copy.to, static_cast<size_t>(copy.step),
+                                 host_ + copy.from, width, width, static_cast<size_t>(copy.rows),
+                                 cudaMemcpyHostToDevice, stream_));
+      if (!status.ok()) break;
+    }
+    status.Update(runtime_.Check("sending pages", runtime_.StreamSynchronize(stream_)));
     return status;
   }
 
@@ -83,6 +102,7 @@ class CudaLane final : public Lane {
   const Library& library_;
   const CudaRuntime& runtime_;
   const int64_t bytes_;
+  std::byte* const& pages_;
   std::byte* host_ = nullptr;
   std::byte* device_ = nullptr;
   cudaStream_t stream_ = nullptr;
@@ -91,6 +111,11 @@ class CudaLane final : public Lane {
 
 class CudaDevice final : public Device {
  public:
+  ~CudaDevice() override {
+    lanes_.clear();
+    if (pages_ != nullptr) runtime_.Free(pages_);
+  }
+
   static absl::StatusOr<std::unique_ptr<Device>> Open(const CudaOptions& options) {
     const absl::StatusOr<const Library*> library = Library::Load(options.libraries);
     if (!library.ok()) return library.status();
@@ -109,6 +134,7 @@ class CudaDevice final : public Device {
   int lanes() const override { return static_cast<int>(lanes_.size()); }
   Lane& lane(int n) override { return *lanes_[static_cast<size_t>(n)]; }
   int64_t arena_bytes() const override { return arena_bytes_; }
+  int64_t page_memory_bytes() const override { return page_memory_bytes_; }
 
   absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph) override {
     return library_.Compile(graph, properties_);
@@ -118,10 +144,7 @@ class CudaDevice final : public Device {
     for (const auto& lane : lanes_) lane->Close();
     shared_memory_.Invalidate();
     absl::Status status = runtime_.Check("resetting", runtime_.DeviceReset());
-    for (const auto& lane : lanes_) {
-      if (status.ok()) status = lane->Open();
-    }
-    return status;
+    return status.ok() ? AllocateAll() : status;
   }
 
   absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view raw_handle,
@@ -134,9 +157,10 @@ class CudaDevice final : public Device {
   CudaDevice(const Library& library, const CudaRuntime& runtime, const CudaOptions& options)
       : library_(library),
         runtime_(runtime),
-        arena_bytes_(options.memory_bytes / options.lanes / kAlignment * kAlignment) {
+        arena_bytes_(options.memory_bytes / options.lanes / kAlignment * kAlignment),
+        page_memory_bytes_(options.page_memory_bytes) {
     for (int n = 0; n < options.lanes; ++n) {
-      lanes_.push_back(std::make_unique<CudaLane>(library_, runtime_, arena_bytes_));
+      lanes_.push_back(std::make_unique<CudaLane>(library_, runtime_, arena_bytes_, pages_));
     }
   }
 
@@ -149,10 +173,22 @@ class CudaDevice final : public Device {
     kind_ = absl::StrCat(
         library_.version(), " ",
         absl::StrReplaceAll(properties_, {{"\n", ""}}));  // must be one line of a plan file
-    for (const auto& lane : lanes_) {
-      if (status = lane->Open(); !status.ok()) return status;
+    return AllocateAll();
+  }
+
+  // REQUIRES: the device has no memory of this, or has lost it.
+  absl::Status AllocateAll() {
+    void* pages = nullptr;
+    absl::Status status;
+    if (page_memory_bytes_ > 0) {
+      status = runtime_.Check("device memory for pages",
+                              runtime_.Malloc(&pages, static_cast<size_t>(page_memory_bytes_)));
     }
-    return absl::OkStatus();
+    pages_ = static_cast<std::byte*>(pages);
+    for (const auto& lane : lanes_) {
+      if (status.ok()) status = lane->Open();
+    }
+    return status;
   }
 
   static constexpr int64_t kAlignment = 256;
@@ -160,6 +196,8 @@ class CudaDevice final : public Device {
   const Library& library_;
   const CudaRuntime runtime_;
   const int64_t arena_bytes_;
+  const int64_t page_memory_bytes_;
+  std::byte* pages_ = nullptr;
   CudaSharedMemory shared_memory_{runtime_};
   std::string properties_;
   std::string kind_;
@@ -170,6 +208,7 @@ class CudaDevice final : public Device {
 absl::Status Try(CudaOptions options) {
   options.lanes = 1;
   options.memory_bytes = kTrialBytes;
+  options.page_memory_bytes = 0;
   absl::StatusOr<std::unique_ptr<Device>> device = CudaDevice::Open(options);
   if (!device.ok()) return device.status();
   const Problem problem{.dtype = DType::kBFloat16,

@@ -15,6 +15,7 @@ struct CudaOptions {
   std::string libraries;     // directories, see Library::Load(); empty: the system's search path
   int lanes = 4;             // one copies in, one computes, one copies out, one is packed
   int64_t memory_bytes = 0;  // of the device, for all lanes; as much host memory is pinned
+  int64_t page_memory_bytes = 0;  // of the device, for copies of pages, in addition
 };
 
 // Returns FailedPrecondition with the reason if there is no usable GPU or no cuDNN in this build;

@@ -31,6 +31,7 @@ absl::StatusOr<CudaRuntime> FindCudaRuntime(const Library& library) {
   find("cudaStreamDestroy", runtime.StreamDestroy);
   find("cudaStreamSynchronize", runtime.StreamSynchronize);
   find("cudaMemcpyAsync", runtime.MemcpyAsync);
+  find("cudaMemcpy2DAsync", runtime.Memcpy2DAsync);
   find("cudaIpcOpenMemHandle", runtime.IpcOpenMemHandle);
   find("cudaIpcCloseMemHandle", runtime.IpcCloseMemHandle);
   find("cudaGetDriverEntryPointByVersion", runtime.GetDriverEntryPointByVersion);

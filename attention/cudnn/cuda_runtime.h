@@ -24,6 +24,7 @@ struct CudaRuntime {
   decltype(&::cudaStreamDestroy) StreamDestroy;
   decltype(&::cudaStreamSynchronize) StreamSynchronize;
   decltype(&::cudaMemcpyAsync) MemcpyAsync;
+  decltype(&::cudaMemcpy2DAsync) Memcpy2DAsync;
   decltype(&::cudaIpcOpenMemHandle) IpcOpenMemHandle;
   decltype(&::cudaIpcCloseMemHandle) IpcCloseMemHandle;
   cudaError_t (*GetDriverEntryPointByVersion)(const char*, void**, unsigned int, unsigned long long,

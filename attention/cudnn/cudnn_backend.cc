@@ -19,8 +19,6 @@
 namespace rapt::cudnn {
 namespace {
 
-// The kernels' workspace is 1/8 of a lane's memory.
-constexpr int64_t kWorkspaceFraction = 8;
 // Ragged tensors are sent if they are at most this fraction of padded ones.
 constexpr double kMaxRaggedFraction = 0.75;
 // The limits of a batch. Beyond them the data leaves the caches, and packing it costs more than
@@ -37,12 +35,8 @@ constexpr double kDefaultMinFlops = 1e10;
 // Takes 1 ms on a fast GPU, 100 ms on a slow one; 32 MiB as BF16.
 constexpr int64_t kSampleLength = 32 << 10;
 
-int64_t TensorBytes(const Device& device) {
-  return device.arena_bytes() - device.arena_bytes() / kWorkspaceFraction;
-}
-
-Partition PartitionOn(const Device& device, const Problem& problem) {
-  return MakePartition(problem, TensorBytes(device), device.lanes());
+Partition PartitionOn(const Lanes& lanes, const Problem& problem) {
+  return MakePartition(problem, lanes.tensor_bytes(), lanes.device().lanes());
 }
 
 // How the problem is partitioned for the device, and its batch group.
@@ -133,8 +127,8 @@ SdpaGraph RaggedGraphOf(absl::Span<const Part> parts) {
 }
 
 // Returns the fraction of a batch's capacity that a problem of this graph takes.
-double BatchCostOf(const SdpaGraph& padded, const Device& device) {
-  const int64_t capacity = std::min(kMaxBatchBytes, TensorBytes(device) / 2);
+double BatchCostOf(const SdpaGraph& padded, const Lanes& lanes) {
+  const int64_t capacity = std::min(kMaxBatchBytes, lanes.tensor_bytes() / 2);
   return std::max(static_cast<double>(LayOut(padded).end) / static_cast<double>(capacity),
                   static_cast<double>(padded.batch) / kMaxBatchRows);
 }
@@ -152,69 +146,6 @@ int64_t FoldedBytes(const Problem& problem, const Partition& partition) {
 
 }  // namespace
 
-absl::string_view NameOf(FallbackReason reason) {
-  constexpr absl::string_view kNames[kFallbackReasons] = {"device", "numbers", "kernels", "memory"};
-  return kNames[static_cast<size_t>(reason)];
-}
-
-// --- DeviceHealth --------------------------------------------------------------------------------
-
-bool DeviceHealth::usable() const {
-  MutexLock lock(mutex_);
-  return !failed_ || (!restarting_ && clock_.Now() >= retry_at_);
-}
-
-int DeviceHealth::running() const {
-  MutexLock lock(mutex_);
-  return running_;
-}
-
-bool DeviceHealth::Enter() {
-  MutexLock lock(mutex_);
-  while (failed_) {
-    if (clock_.Now() < retry_at_) return false;
-    if (running_ > 0 || restarting_) {
-      changed_.Wait(mutex_);
-    } else {
-      RestartDevice();
-    }
-  }
-  ++running_;
-  return true;
-}
-
-void DeviceHealth::Leave(const std::optional<absl::Status>& run) {
-  MutexLock lock(mutex_);
-  --running_;
-  if (run && run->ok()) {
-    if (!failed_) backoff_ = std::chrono::nanoseconds(0);
-  } else if (run && !failed_) {
-    failed_ = true;
-    BackOff();
-    Log(LogLevel::kWarning, "device failed",
-        {{"error", run->message()}, {"backoff_ms", Milliseconds(backoff_)}});
-  }
-  changed_.SignalAll();
-}
-
-void DeviceHealth::RestartDevice() {
-  restarting_ = true;
-  mutex_.Unlock();  // Restart() is slow, and planning reads the health
-  const absl::Status status = device_.Restart();
-  mutex_.Lock();
-  restarting_ = false;
-  failed_ = !status.ok();
-  if (failed_) BackOff();
-  Log(failed_ ? LogLevel::kWarning : LogLevel::kInfo, "device restarted",
-      {{"error", status.message()}});
-  changed_.SignalAll();
-}
-
-void DeviceHealth::BackOff() {
-  backoff_ = std::clamp<std::chrono::nanoseconds>(2 * backoff_, kFirstBackoff, kMaxBackoff);
-  retry_at_ = clock_.Now() + backoff_;
-}
-
 // --- CudnnBackend --------------------------------------------------------------------------------
 
 void CudnnBackend::Start(absl::StatusOr<std::unique_ptr<Device>> device, const Backend& fallback,
@@ -225,9 +156,18 @@ void CudnnBackend::Start(absl::StatusOr<std::unique_ptr<Device>> device, const B
   clock_ = &clock;
   options_ = std::move(options);
   device_ = *std::move(device);
-  health_ = std::make_unique<DeviceHealth>(*device_, clock);
-  lane_mutexes_ = std::make_unique<Mutex[]>(static_cast<size_t>(device_->lanes()));
+  if (device_->page_memory_bytes() > 0) {
+    pages_ = std::make_unique<PagePool>(device_->page_memory_bytes());
+  }
+  lanes_ = std::make_unique<Lanes>(*device_, clock, [this] {
+    if (pages_ != nullptr) pages_->Clear();
+  });
   plans_ = std::make_unique<PlanCache>(*device_, options_.plan_directory);
+  if (pages_ == nullptr) return;
+  paged_ = std::make_unique<PagedAttention>(*lanes_, *plans_, *pages_, fallback, fallback_pieces_,
+                                            [this](const Work& on_device, const Work& on_host) {
+                                              return CheckOffload(on_device, on_host);
+                                            });
 }
 
 absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
@@ -261,7 +201,7 @@ absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
 DeviceSamples CudnnBackend::SamplesForLanes() const {
   const auto samples = [this](int64_t length) { return DeviceSamples(length, device_->lanes()); };
   int64_t length = kSampleLength;
-  while (PartitionOn(*device_, samples(length).full_fp32).splits_heads()) length /= 2;
+  while (PartitionOn(*lanes_, samples(length).full_fp32).splits_heads()) length /= 2;
   return samples(length);
 }
 
@@ -271,7 +211,7 @@ Work CudnnBackend::WorkOnHost(const Problem& problem) const {
 }
 
 Work CudnnBackend::WorkOnDevice(const Problem& problem, Work work) const {
-  const Partition partition = PartitionOn(*device_, problem);
+  const Partition partition = PartitionOn(*lanes_, problem);
   work.pieces = partition.task_count(problem) * partition.pieces_per_task(problem);
   work.lanes = std::min<int64_t>(partition.task_count(problem), device_->lanes());
   if (partition.splits_heads()) {  // every piece sends its queries and its keys
@@ -328,14 +268,15 @@ PlanCache::Counts CudnnBackend::warmth() const {
 
 CudnnBackend::State CudnnBackend::state() const {
   if (device_ == nullptr) return {};
-  return {.healthy = health_->usable(),
+  return {.healthy = lanes_->health().usable(),
           .lanes = device_->lanes(),
-          .busy_lanes = health_->running(),
+          .busy_lanes = lanes_->health().running(),
           .memory_bytes = device_->lanes() * device_->arena_bytes(),
-          .used_memory_bytes = used_bytes_,
+          .used_memory_bytes = lanes_->used_bytes(),
           .plans = plans_->Count(),
           .fallback_pieces = {fallback_pieces_[0], fallback_pieces_[1], fallback_pieces_[2],
-                              fallback_pieces_[3]}};
+                              fallback_pieces_[3]},
+          .pages = pages_ == nullptr ? PagePool::Counts() : pages_->counts()};
 }
 
 void CudnnBackend::ExportTo(MetricSink& sink) const {
@@ -359,6 +300,21 @@ void CudnnBackend::ExportTo(MetricSink& sink) const {
         {{"state", "compiling"}});
   gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.declined; },
         {{"state", "declined"}});
+  gauge("rapt_device_page_memory_bytes", "GPU memory for copies of the pages of caches.",
+        [](const State& s) { return s.pages.memory_bytes; });
+  gauge("rapt_device_page_resident_bytes", "Copies of the pages of caches in GPU memory.",
+        [](const State& s) { return s.pages.resident_bytes; });
+  const auto counter = [this, &sink](const char* name, const char* help, auto read) {
+    sink.AddCounter(name, help, {}, [this, read] { return read(state()); });
+  };
+  counter("rapt_device_page_hits_total", "Pages that a run found in GPU memory, with all rows.",
+          [](const State& s) { return s.pages.hits; });
+  counter("rapt_device_page_misses_total", "Pages of which a run had to copy rows to the GPU.",
+          [](const State& s) { return s.pages.misses; });
+  counter("rapt_device_page_evictions_total", "Copies of pages that made room for others.",
+          [](const State& s) { return s.pages.evictions; });
+  counter("rapt_device_page_copied_bytes_total", "Bytes of pages copied to the GPU.",
+          [](const State& s) { return s.pages.copied_bytes; });
   for (size_t n = 0; n < kFallbackReasons; ++n) {
     sink.AddCounter("rapt_device_stand_in_pieces_total",
                     "Pieces that the CPU computed as a fallback for the GPU.",
@@ -372,20 +328,22 @@ void CudnnBackend::Stop() {
   warm_.clear();
   costs_ = nullptr;
   for (std::atomic<int64_t>& pieces : fallback_pieces_) pieces = 0;
+  paged_.reset();
   plans_.reset();
-  health_.reset();
+  lanes_.reset();
+  pages_.reset();
   device_.reset();
 }
 
 absl::Status CudnnBackend::Supports(const Problem& problem) const {
   absl::Status status = cudnn::Supports(problem);
   if (!status.ok() || problem.empty()) return status;
-  const Partition partition = PartitionOn(*device_, problem);
+  const Partition partition = PartitionOn(*lanes_, problem);
   if (partition.batch == 0) {
     return absl::UnimplementedError(
         absl::StrCat(problem.backward ? "the gradients of a single head need more than"
                                       : "a few rows of a single head exceed",
-                     " the ", TensorBytes(*device_), " bytes of a device lane"));
+                     " the ", lanes_->tensor_bytes(), " bytes of a device lane"));
   }
   if (!partition.splits_heads()) return absl::OkStatus();
   // At scores of -1e38, an FP32 lse has no precision left for the number of keys.
@@ -401,10 +359,9 @@ absl::Status CudnnBackend::Supports(const Problem& problem) const {
 
 absl::Status CudnnBackend::Prefers(const Problem& problem) const {
   if (problem.empty()) return absl::OutOfRangeError("the problem is empty");
-  if (measuring_) return absl::UnavailableError("the device is being measured");
-  if (absl::Status worth = CheckWorthOffloading(problem); !worth.ok()) return worth;
-  if (!health_->usable()) {
-    return absl::UnavailableError("device unavailable after a failure; retrying after backoff");
+  const Work work = WorkOnHost(problem);
+  if (absl::Status offload = CheckOffload(WorkOnDevice(problem, work), work); !offload.ok()) {
+    return offload;
   }
   for (const SdpaGraph& graph : GraphsOf(problem)) {
     const absl::StatusOr<CompiledPlanPtr> plan = plans_->Peek(graph);
@@ -413,18 +370,23 @@ absl::Status CudnnBackend::Prefers(const Problem& problem) const {
   return absl::OkStatus();
 }
 
-absl::Status CudnnBackend::CheckWorthOffloading(const Problem& problem) const {
-  if (const std::optional<Estimate> seconds = EstimateOf(problem)) {
-    if (seconds->device < seconds->fallback) return absl::OkStatus();
-    return absl::OutOfRangeError(
-        absl::StrFormat("estimated to take %.3g ms on the device and %.3g ms on the next backend",
-                        seconds->device * 1e3, seconds->fallback * 1e3));
+absl::Status CudnnBackend::CheckOffload(const Work& on_device, const Work& on_host) const {
+  if (measuring_) return absl::UnavailableError("the device is being measured");
+  if (const CostModel* const costs = costs_) {
+    const double device = costs->device.Seconds(on_device);
+    const double cpu = costs->cpu.Seconds(on_host);
+    if (device >= cpu) {
+      return absl::OutOfRangeError(
+          absl::StrFormat("estimated to take %.3g ms on the device and %.3g ms on the next backend",
+                          device * 1e3, cpu * 1e3));
+    }
+  } else if (const double min_flops = options_.min_flops.value_or(kDefaultMinFlops);
+             on_host.flops < min_flops) {
+    return absl::OutOfRangeError(absl::StrCat(
+        on_host.flops, " operations are below the GPU offload threshold of ", min_flops));
   }
-  const double min_flops = options_.min_flops.value_or(kDefaultMinFlops);
-  const double flops = FallbackPlan(problem).flops;
-  if (flops >= min_flops) return absl::OkStatus();
-  return absl::OutOfRangeError(
-      absl::StrCat(flops, " operations are below the GPU offload threshold of ", min_flops));
+  if (lanes_->health().usable()) return absl::OkStatus();
+  return absl::UnavailableError("device unavailable after a failure; retrying after backoff");
 }
 
 void CudnnBackend::Prepare(const Problem& problem) const {
@@ -435,7 +397,7 @@ std::vector<SdpaGraph> CudnnBackend::GraphsOf(const Problem& problem) const {
   std::vector<SdpaGraph> graphs;
   if (problem.empty()) return graphs;
   std::set<std::string> keys;
-  for (const Problem& piece : KindsOfPieces(problem, PartitionOn(*device_, problem))) {
+  for (const Problem& piece : KindsOfPieces(problem, PartitionOn(*lanes_, problem))) {
     if (CropOf(piece).empty()) continue;
     const SdpaGraph graph = GraphOf(piece);
     if (keys.insert(graph.Key()).second) graphs.push_back(graph);
@@ -447,7 +409,7 @@ std::vector<SdpaGraph> CudnnBackend::RaggedGraphsOf(const Problem& problem) cons
   std::vector<SdpaGraph> graphs;
   for (const SdpaGraph& padded : GraphsOf(problem)) {
     if (!MayBeRagged(padded)) continue;
-    const auto batched = static_cast<int64_t>(1 / BatchCostOf(padded, *device_));
+    const auto batched = static_cast<int64_t>(1 / BatchCostOf(padded, *lanes_));
     const int64_t max_batch = padded.batch * std::max<int64_t>(1, batched);
     int64_t batch = problem.has_key_lengths ? padded.batch : 2 * padded.batch;
     for (; batch <= max_batch; batch = graphs.back().batch + 1) {
@@ -461,7 +423,7 @@ void CudnnBackend::PlanTasks(Plan& plan) const {
   const Problem& p = plan.problem;
   plan.stages = {PresentTasks(p)};
   if (p.empty()) return;
-  const Partition partition = PartitionOn(*device_, p);
+  const Partition partition = PartitionOn(*lanes_, p);
   plan.stages[0] += partition.task_count(p);
   for (const Problem& piece : SizesOfPieces(p, partition)) {
     plan.worker_workspace_bytes =
@@ -494,7 +456,7 @@ std::optional<BatchGroup> CudnnBackend::BatchGroupOf(const Plan& plan) const {
   const Problem& p = plan.problem;
   if (plan.stages[0] != 1 || CropOf(p).empty()) return std::nullopt;
   const SdpaGraph padded = GraphOf(p);
-  const double cost = BatchCostOf(padded, *device_);
+  const double cost = BatchCostOf(padded, *lanes_);
   if (!MayBeRagged(padded) || cost > 0.5) return std::nullopt;
   // Problems with equal keys of this graph can share a ragged graph.
   const SdpaGraph common = RaggedOf(padded, 1, std::min<int64_t>(padded.query_length, 2), 1);
@@ -581,27 +543,23 @@ std::vector<std::optional<FallbackReason>> CudnnBackend::RunGraph(const SdpaGrap
   std::vector<std::optional<FallbackReason>> reasons(parts.size(), FallbackReason::kMemory);
   if (bytes > device_->arena_bytes()) return reasons;
   reasons.assign(parts.size(), FallbackReason::kDevice);
-  // Measure() shares the lanes with requests planned before it began.
-  MutexLock lock(lane_mutexes_[worker]);
-  if (!health_->Enter()) return reasons;  // after this, no restart frees the lane's memory
-  Lane& lane = device_->lane(worker);
-  used_bytes_ += bytes;
-  std::byte* const arena = lane.host().data();
-  const std::vector<bool> staged = staging.StageInputs(arena);
-  std::optional<absl::Status> run;
-  if (std::find(staged.begin(), staged.end(), true) != staged.end()) {
-    run = lane.Run(graph, plan, staging.layout());
-  }
-  for (size_t n = 0; n < parts.size(); ++n) {
-    if (!staged[n]) {
-      reasons[n] = FallbackReason::kNumbers;
-    } else if (run->ok()) {
-      staging.TakeOutputs(n, arena);
-      reasons[n] = std::nullopt;
+  lanes_->Use(worker, bytes, [&](Lane& lane) {
+    std::byte* const arena = lane.host().data();
+    const std::vector<bool> staged = staging.StageInputs(arena);
+    std::optional<absl::Status> run;
+    if (std::find(staged.begin(), staged.end(), true) != staged.end()) {
+      run = lane.Run(graph, plan, staging.layout());
     }
-  }
-  used_bytes_ -= bytes;
-  health_->Leave(run);
+    for (size_t n = 0; n < parts.size(); ++n) {
+      if (!staged[n]) {
+        reasons[n] = FallbackReason::kNumbers;
+      } else if (run->ok()) {
+        staging.TakeOutputs(n, arena);
+        reasons[n] = std::nullopt;
+      }
+    }
+    return run;
+  });
   return reasons;
 }
 

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -20,12 +18,14 @@
 #include "attention/backend.h"
 #include "attention/cudnn/cost_model.h"
 #include "attention/cudnn/device.h"
+#include "attention/cudnn/lanes.h"
+#include "attention/cudnn/page_pool.h"
+#include "attention/cudnn/paged_attention.h"
 #include "attention/cudnn/pieces.h"
 #include "attention/cudnn/plan_cache.h"
 #include "attention/cudnn/staging.h"
 #include "base/clock.h"
 #include "base/metric_sink.h"
-#include "base/mutex.h"
 
 namespace rapt::cudnn {
 
@@ -33,52 +33,6 @@ struct BackendOptions {
   // "auto" leaves smaller problems to the next backend; absent: Measure() decides.
   std::optional<double> min_flops = 0;
   std::string plan_directory;  // where compiled plans are stored; empty: nowhere
-};
-
-// Why the fallback computes a piece instead of the device.
-enum class FallbackReason : uint8_t {
-  kDevice,   // the device failed on this piece or earlier
-  kNumbers,  // the device would deviate from the definition for these values, see StageInputs()
-  kKernels,  // cuDNN has no kernels for it
-  kMemory,   // the kernels need more workspace than the lane has
-};
-inline constexpr size_t kFallbackReasons = 4;
-absl::string_view NameOf(FallbackReason reason);
-
-// A circuit breaker: after an error the device is not used until a backoff has passed, which
-// doubles with each consecutive error. Thread-safe.
-class DeviceHealth {
- public:
-  static constexpr std::chrono::seconds kFirstBackoff{1};
-  static constexpr std::chrono::seconds kMaxBackoff{60};
-
-  DeviceHealth(Device& device, const Clock& clock) : device_(device), clock_(clock) {}
-
-  // Returns whether Enter() would succeed now.
-  bool usable() const;
-
-  // The number of lanes between Enter() and Leave().
-  int running() const;
-
-  // Call before using a lane. Returns false during the backoff. After it, the first caller restarts
-  // the device and others wait for that.
-  bool Enter();
-  // Call after using a lane, with the status of its run; nullopt if there was no run.
-  void Leave(const std::optional<absl::Status>& run);
-
- private:
-  void RestartDevice() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void BackOff() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
-  Device& device_;
-  const Clock& clock_;
-  mutable Mutex mutex_;
-  CondVar changed_;
-  bool failed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool restarting_ ABSL_GUARDED_BY(mutex_) = false;
-  int running_ ABSL_GUARDED_BY(mutex_) = 0;  // lanes
-  std::chrono::nanoseconds backoff_ ABSL_GUARDED_BY(mutex_){0};
-  Instant retry_at_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Attention on a device. Tasks run on one thread per lane, worker n on lane n: each packs a piece
@@ -130,6 +84,7 @@ class CudnnBackend final : public Backend {
     int64_t used_memory_bytes = 0;  // by pieces on lanes and their kernels' workspace
     PlanCache::Counts plans;
     std::array<int64_t, kFallbackReasons> fallback_pieces{};  // pieces that the fallback computed
+    PagePool::Counts pages;
   };
   State state() const;
   void ExportTo(MetricSink& sink) const;
@@ -140,8 +95,9 @@ class CudnnBackend final : public Backend {
   absl::string_view name() const override { return "cudnn"; }
   absl::Status Available() const override { return available_; }
   int lanes() const override { return device_ == nullptr ? 0 : device_->lanes(); }
-  // Paged caches reside in host memory, where the CPU reads them in place.
+  // Only ragged() computes on pages, by copies of them.
   bool Reads(Source source) const override { return source != Source::kPaged; }
+  const RaggedDevice* ragged() const override { return paged_.get(); }
   absl::Status Supports(const Problem& problem) const override;
   absl::Status Prefers(const Problem& problem) const override;
   void Prepare(const Problem& problem) const override;
@@ -156,7 +112,8 @@ class CudnnBackend final : public Backend {
     return absl::FailedPreconditionError("no device has been opened");
   }
 
-  absl::Status CheckWorthOffloading(const Problem& problem) const;
+  // Returns OK, or why "auto" should choose the next backend, given the work on either.
+  absl::Status CheckOffload(const Work& on_device, const Work& on_host) const;
   DeviceSamples SamplesForLanes() const;
   Work WorkOnHost(const Problem& problem) const;
   // Returns the problem's work on the device, given its work on the host.
@@ -193,15 +150,15 @@ class CudnnBackend final : public Backend {
   const Backend* fallback_ = nullptr;
   const Clock* clock_ = nullptr;
   std::unique_ptr<Device> device_;
-  std::unique_ptr<DeviceHealth> health_;
+  std::unique_ptr<PagePool> pages_;  // null if the device has no memory for them
+  std::unique_ptr<Lanes> lanes_;
   std::unique_ptr<PlanCache> plans_;
-  std::vector<SdpaGraph> warm_;  // without duplicates
+  std::unique_ptr<PagedAttention> paged_;  // likewise
+  std::vector<SdpaGraph> warm_;            // without duplicates
   std::unique_ptr<const CostModel> measured_;
   std::atomic<const CostModel*> costs_{nullptr};  // set by Measure()
   std::atomic<bool> measuring_{false};
-  std::unique_ptr<Mutex[]> lane_mutexes_;
-  mutable std::atomic<int64_t> used_bytes_{0};
-  mutable std::array<std::atomic<int64_t>, kFallbackReasons> fallback_pieces_{};
+  mutable FallbackPieces fallback_pieces_{};
 };
 
 }  // namespace rapt::cudnn

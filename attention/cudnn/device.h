@@ -36,6 +36,7 @@ struct ArenaLayout {
   int64_t key_offsets = 0;
   int64_t value_offsets = 0;
   int64_t output_offsets = 0;
+  int64_t page_table = 0;
   int64_t output = 0;  // an input of a backward graph, as is lse
   int64_t lse = 0;
   int64_t output_gradient = 0;
@@ -61,6 +62,15 @@ ArenaLayout LayOut(const SdpaGraph& graph, const TokenCounts& tokens);
 // The layout for batch rows of full length.
 ArenaLayout LayOut(const SdpaGraph& graph);
 
+// Rows that are contiguous in a lane's host memory and `step` bytes apart in the device's pages.
+struct PageCopy {
+  int64_t from = 0;  // offset in Lane::host()
+  int64_t to = 0;    // offset in the pages
+  int64_t row_bytes = 0;
+  int64_t rows = 0;
+  int64_t step = 0;
+};
+
 // A device stream with its own memory. Not thread-safe.
 class Lane {
  public:
@@ -74,6 +84,10 @@ class Lane {
   // the plan's workspace fit Device::arena_bytes().
   virtual absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
                            const ArenaLayout& layout) = 0;
+
+  // Copies from host() to the device's pages; blocks until done. Errors as of Run(). REQUIRES: the
+  // copies are within page_memory_bytes(), and no lane reads the bytes that they overwrite.
+  virtual absl::Status SendPages(absl::Span<const PageCopy> copies) = 0;
 };
 
 // Thread-safe except where stated. Lanes live as long as the device.
@@ -88,6 +102,9 @@ class Device {
   virtual Lane& lane(int n) = 0;
   // Per lane.
   virtual int64_t arena_bytes() const = 0;
+
+  // The memory for pages, which all lanes share; lost by Restart(). 0: none.
+  virtual int64_t page_memory_bytes() const = 0;
 
   // Takes seconds.
   virtual absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph) = 0;

@@ -102,6 +102,22 @@ MaskShape BiasOf(const SdpaGraph& graph, const MaskShape& mask) {
   return bias;
 }
 
+double ScaleOf(const RaggedCall& call) {
+  return call.scale.value_or(1 / std::sqrt(static_cast<double>(call.head_size)));
+}
+
+// An item's rows must be the last ones before a token.
+absl::Status CheckItem(const RaggedItem& item) {
+  const VisibleTokens visible = VisibleTokensOf(item);
+  if (visible.first.empty() && visible.recent.empty()) return absl::OkStatus();
+  const bool has_window = WindowOf(item).has_value();
+  if (has_window && !visible.first.empty()) return Unsupported("first_keys with a window");
+  // A single row without a window sees one range of tokens.
+  if (item.rows == 1 && !has_window) return absl::OkStatus();
+  if (item.position >= 0 && item.position <= item.keys - item.rows) return absl::OkStatus();
+  return Unsupported("rows before the first token or beyond the last");
+}
+
 absl::Status CheckBackward(const Problem& p) {
   if (!p.backward) return absl::OkStatus();
   if (p.dtype == DType::kFloat32) return Unsupported("gradients in FP32");
@@ -232,6 +248,74 @@ SdpaGraph GraphOf(const Problem& p) {
   return graph;
 }
 
+std::optional<int64_t> WindowOf(const RaggedItem& item) {
+  const bool hides = item.left_window >= 0 && item.position > item.left_window - (item.rows - 1);
+  return hides ? std::optional(item.left_window) : std::nullopt;
+}
+
+TokenRange SeenBy(const RaggedItem& item) {
+  const TokenRange recent = VisibleTokensOf(item).recent;
+  return {WindowOf(item) ? recent.begin : 0, recent.end};
+}
+
+absl::Status Supports(const RaggedCall& call, int64_t page_rows) {
+  if (!IsFloat(call.dtype) || call.dtype == DType::kFloat64) {
+    return Unsupported(absl::StrCat("pages of ", NameOf(call.dtype)));
+  }
+  for (const int64_t size : {call.head_size, call.value_head_size}) {
+    if (size > kMaxHeadSize || size % kHeadSizeStep != 0) {
+      return Unsupported(absl::StrCat("pages with a head size of ", size));
+    }
+  }
+  if (PowerOfTwoFrom(page_rows) != page_rows) {
+    return Unsupported(absl::StrCat("pages of ", page_rows, " tokens"));
+  }
+  if (call.softcap != 0) return Unsupported("a softcap over pages");
+  if (call.head_sink) return Unsupported("head_sink");
+  if (call.output.value_or(call.dtype) != call.dtype) {
+    return Unsupported(absl::StrCat("outputs of another type, ", NameOf(*call.output)));
+  }
+  if (IsBeyondFp32(ScaleOf(call))) return Unsupported("a scale above 1e30 or below 1e-30");
+  for (const RaggedItem& item : call.items) {
+    if (std::max(item.rows, item.keys) > kMaxRows) {
+      return Unsupported(absl::StrCat("more than ", kMaxRows, " rows or tokens"));
+    }
+    if (absl::Status status = CheckItem(item); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+SdpaGraph PagedGraphOf(const RaggedCall& call, const GraphPages& pages, const PagedSizes& sizes) {
+  const auto [items, rows, tokens, window] = sizes;
+  SdpaGraph graph{.dtype = call.dtype,
+                  .batch = rows == 1 ? kMinRaggedBatch : 1,
+                  .query_heads = call.query_heads,
+                  .kv_heads = call.kv_heads,
+                  .query_length = rows == 1 ? 1 : RoundUpLength(rows),
+                  .key_length = PowerOfTwoFrom(std::max({tokens, kMinOctave, pages.rows})),
+                  .head_size = call.head_size,
+                  .value_head_size = call.value_head_size,
+                  .scale = ScaleOf(call),
+                  .has_lengths = true,
+                  .pages = pages};
+  // Missing items of a single row cost next to nothing.
+  const int64_t step = rows == 1 ? kRaggedBatchStep : 2;
+  while (graph.batch < items) graph.batch *= step;
+  if (rows == 1 && !window) return graph;
+  graph.bottom_right = true;
+  graph.right_bound = 0;
+  if (window) graph.left_bound = *window + 1;
+  return graph;
+}
+
+int64_t PageKeyBytes(const SdpaGraph& g) {
+  return g.pages->rows * g.kv_heads * g.head_size * SizeOf(g.dtype);
+}
+
+int64_t PageBytes(const SdpaGraph& g) {
+  return PageKeyBytes(g) + g.pages->rows * g.kv_heads * g.value_head_size * SizeOf(g.dtype);
+}
+
 int64_t BackwardWorkspaceBytes(const SdpaGraph& g) {
   // Computed as doubles, as large problems exceed int64.
   const auto rows = static_cast<double>(g.batch * g.query_heads);
@@ -269,6 +353,7 @@ std::string SdpaGraph::Key() const {
   if (left_bound) absl::StrAppend(&key, " left", *left_bound);
   if (right_bound) absl::StrAppend(&key, " right", *right_bound);
   if (has_lengths) absl::StrAppend(&key, ragged ? " ragged" : " lengths");
+  if (pages) absl::StrAppend(&key, " pages", pages->count, "x", pages->rows);
   if (bias) {
     absl::StrAppend(&key, " bias-", NameOf(bias->dtype), "[", absl::StrJoin(bias->dims, ","), "]");
   }

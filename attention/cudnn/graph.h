@@ -10,9 +10,17 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "attention/mechanism/softmax/ragged_attention.h"
 #include "attention/problem.h"
 
 namespace rapt::cudnn {
+
+// Pages of device memory. Each has `rows` consecutive keys of every head, [Hkv, rows, D], then
+// their values, [Hkv, rows, Dv].
+struct GraphPages {
+  int64_t rows = 0;   // of each head; a power of two
+  int64_t count = 0;  // that the memory holds
+};
 
 // One scaled dot product attention over packed row-major tensors Q [B, Hq, Sq, D], K [B, Hkv, Sk,
 // D], V [B, Hkv, Sk, Dv] and O [B, Hq, Sq, Dv], with an FP32 LSE [B, Hq, Sq, 1]. The first four may
@@ -45,6 +53,10 @@ struct SdpaGraph {
   // contiguous, [tokens, H, D]. Each tensor has offsets, INT64 [B + 1, 1, 1, 1] in elements: the
   // start of each row and the end of the last one.
   bool ragged = false;
+  // Requires lengths, and excludes ragged tensors, bias, softcap and the backward pass. K and V are
+  // in pages, which the batch rows may share. The table of a batch row, INT32 [key_length / rows],
+  // has the numbers of its pages in order; each is valid, also beyond the row's keys.
+  std::optional<GraphPages> pages = std::nullopt;
   // A tensor of a float type that is added to the scores after the softcap; axes of 1 broadcast.
   std::optional<MaskShape> bias = std::nullopt;
 
@@ -100,6 +112,30 @@ bool MayBeRagged(const SdpaGraph& graph);
 // rounded up generously: missing tokens are neither sent nor computed, and few graphs serve all
 // batches.
 SdpaGraph RaggedOf(SdpaGraph graph, int64_t batch, int64_t queries, int64_t keys);
+
+// Returns OK, or why cuDNN cannot compute a call over pages of `page_rows` tokens.
+absl::Status Supports(const RaggedCall& call, int64_t page_rows);
+
+// Returns the item's window; nullopt if it hides no token.
+std::optional<int64_t> WindowOf(const RaggedItem& item);
+// Returns the tokens that some row of a supported item sees.
+TokenRange SeenBy(const RaggedItem& item);
+
+// The largest sizes of a run's items.
+struct PagedSizes {
+  int64_t items = 0;
+  int64_t rows = 0;                    // of an item
+  int64_t tokens = 0;                  // of an item, from its first one
+  std::optional<int64_t> window = {};  // of all items
+};
+
+// Returns the graph of some items of a call. Sizes are rounded up, tokens generously, as missing
+// ones are not read. REQUIRES: the call is supported.
+SdpaGraph PagedGraphOf(const RaggedCall& call, const GraphPages& pages, const PagedSizes& sizes);
+
+// Returns the bytes of one of the graph's pages, and those of the keys, which precede the values.
+int64_t PageKeyBytes(const SdpaGraph& graph);
+int64_t PageBytes(const SdpaGraph& graph);
 
 // Rounds up to one of eight values per octave, all multiples of 8.
 int64_t RoundUpLength(int64_t length);

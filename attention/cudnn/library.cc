@@ -100,6 +100,13 @@ Tensor_attributes Rows(const SdpaGraph& g, fe::graph::Graph& graph, TensorId id,
           graph.tensor(Packed(offsets, fe::DataType_t::INT64, {batch + 1, 1, 1, 1})));
 }
 
+// The keys or values of all pages.
+Tensor_attributes Pages(const SdpaGraph& g, TensorId id, int64_t head_size) {
+  const int64_t page_size = PageBytes(g) / SizeOf(g.dtype);
+  return Packed(id, TypeOf(g.dtype), {g.pages->count, g.kv_heads, g.pages->rows, head_size})
+      .set_stride({page_size, g.pages->rows * head_size, head_size, 1});
+}
+
 using ScoreModifier = std::function<TensorPtr(std::shared_ptr<fe::graph::Graph>, TensorPtr)>;
 
 struct Lengths {
@@ -157,10 +164,12 @@ Inputs DefineInputs(const SdpaGraph& g, fe::graph::Graph& graph) {
   Inputs in;
   in.q = graph.tensor(rows(TensorId::kQuery, TensorId::kQueryOffsets,
                            {g.batch, g.query_heads, g.query_length, g.head_size}));
-  in.k = graph.tensor(rows(TensorId::kKey, TensorId::kKeyOffsets,
-                           {g.batch, g.kv_heads, g.key_length, g.head_size}));
-  in.v = graph.tensor(rows(TensorId::kValue, TensorId::kValueOffsets,
-                           {g.batch, g.kv_heads, g.key_length, g.value_head_size}));
+  in.k = graph.tensor(g.pages ? Pages(g, TensorId::kKey, g.head_size)
+                              : rows(TensorId::kKey, TensorId::kKeyOffsets,
+                                     {g.batch, g.kv_heads, g.key_length, g.head_size}));
+  in.v = graph.tensor(g.pages ? Pages(g, TensorId::kValue, g.value_head_size)
+                              : rows(TensorId::kValue, TensorId::kValueOffsets,
+                                     {g.batch, g.kv_heads, g.key_length, g.value_head_size}));
   in.scale = graph.tensor(
       Packed(TensorId::kScale, fe::DataType_t::FLOAT, {1, 1, 1, 1}).set_is_pass_by_value(true));
   if (g.has_lengths) {
@@ -188,6 +197,15 @@ void DefineForward(const SdpaGraph& g, fe::graph::Graph& graph) {
   auto sdpa = fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(true).set_attn_scale(
       in.scale);
   if (in.bias) sdpa.set_bias(in.bias);
+  if (g.pages) {
+    const std::array<int64_t, 4> dims = {g.batch, 1, g.key_length / g.pages->rows, 1};
+    const auto table = [&](TensorId id) {
+      return graph.tensor(Packed(id, fe::DataType_t::INT32, dims));
+    };
+    sdpa.set_paged_attention_k_table(table(TensorId::kKeyPages))
+        .set_paged_attention_v_table(table(TensorId::kValuePages))
+        .set_paged_attention_max_seq_len_kv(static_cast<int>(g.key_length));
+  }
   if (g.softcap > 0) {
     sdpa.set_score_mod(SoftcapAndBounds(g, in.lengths));
   } else {
@@ -240,6 +258,9 @@ bool Has(const SdpaGraph& g, TensorId id) {
     case TensorId::kValueOffsets:
     case TensorId::kOutputOffsets:
       return g.ragged;
+    case TensorId::kKeyPages:
+    case TensorId::kValuePages:
+      return g.pages.has_value();
     case TensorId::kOutputGradient:
     case TensorId::kQueryGradient:
     case TensorId::kKeyGradient:
@@ -300,7 +321,7 @@ class FrontendStream final : public Stream {
   }
 
   absl::Status Run(const SdpaGraph& g, const CompiledPlan& plan, const ArenaLayout& layout,
-                   std::byte* arena, std::byte* workspace) override {
+                   std::byte* arena, std::byte* workspace, std::byte* pages) override {
     return Caught<absl::Status>([&] {
       absl::StatusOr<fe::graph::Graph*> graph = Load(g, plan);
       if (!graph.ok()) return graph.status();
@@ -315,6 +336,8 @@ class FrontendStream final : public Stream {
           {TensorId::kKeyOffsets, layout.key_offsets},
           {TensorId::kValueOffsets, layout.value_offsets},
           {TensorId::kOutputOffsets, layout.output_offsets},
+          {TensorId::kKeyPages, layout.page_table},
+          {TensorId::kValuePages, layout.page_table},
           {TensorId::kOutput, layout.output},
           {TensorId::kLse, layout.lse},
           {TensorId::kOutputGradient, layout.output_gradient},
@@ -324,6 +347,10 @@ class FrontendStream final : public Stream {
       std::unordered_map<int64_t, void*> tensors;
       for (const auto& [id, place] : places) {
         if (Has(g, id)) tensors[static_cast<int64_t>(id)] = arena + place;
+      }
+      if (g.pages) {
+        tensors[static_cast<int64_t>(TensorId::kKey)] = pages;
+        tensors[static_cast<int64_t>(TensorId::kValue)] = pages + PageKeyBytes(g);
       }
       auto scale = static_cast<float>(g.scale);  // on the host; read before execute() returns
       tensors[static_cast<int64_t>(TensorId::kScale)] = &scale;

@@ -27,6 +27,8 @@ enum class TensorId : int64_t {
   kKeyOffsets,
   kValueOffsets,
   kOutputOffsets,
+  kKeyPages,
+  kValuePages,
   kOutput,
   kLse,
   kOutputGradient,
@@ -40,10 +42,11 @@ class Stream {
  public:
   virtual ~Stream() = default;
 
-  // Enqueues the plan's kernels on the stream. `arena` holds the tensors; `workspace` is aligned to
-  // 256; both are device memory.
+  // Enqueues the plan's kernels on the stream. `arena` holds the tensors, and `pages` those of a
+  // graph with pages; `workspace` is aligned to 256; all are device memory.
   virtual absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
-                           const ArenaLayout& layout, std::byte* arena, std::byte* workspace) = 0;
+                           const ArenaLayout& layout, std::byte* arena, std::byte* workspace,
+                           std::byte* pages) = 0;
 };
 
 // Thread-safe once loaded. The libraries stay loaded until the process ends: cuDNN cannot be

@@ -41,17 +41,6 @@ bool AllFinite(const std::byte* data, int64_t count, Bits exponent) {
   return found == 0;
 }
 
-bool AllFinite(const std::byte* data, DType dtype, int64_t count) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return AllFinite<uint16_t>(data, count, 0x7c00);
-    case DType::kBFloat16:
-      return AllFinite<uint16_t>(data, count, 0x7f80);
-    default:
-      return AllFinite<uint32_t>(data, count, 0x7f800000);
-  }
-}
-
 template <typename T>
 void PutAt(std::byte* place, int64_t index, T value) {
   std::memcpy(place + index * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
@@ -162,6 +151,17 @@ void WriteMaskedRow(const Problem& p, const Arguments& a, int64_t b, int64_t h, 
 
 }  // namespace
 
+bool AllFinite(const std::byte* data, DType dtype, int64_t count) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return AllFinite<uint16_t>(data, count, 0x7c00);
+    case DType::kBFloat16:
+      return AllFinite<uint16_t>(data, count, 0x7f80);
+    default:
+      return AllFinite<uint32_t>(data, count, 0x7f800000);
+  }
+}
+
 ArenaLayout LayOut(const SdpaGraph& g, const TokenCounts& tokens) {
   ArenaLayout layout;
   int64_t end = 0;
@@ -171,7 +171,7 @@ ArenaLayout LayOut(const SdpaGraph& g, const TokenCounts& tokens) {
   };
   const int64_t element = SizeOf(g.dtype);
   const int64_t query_rows = g.query_heads * tokens.queries;
-  const int64_t key_rows = g.kv_heads * tokens.keys;
+  const int64_t key_rows = g.pages ? 0 : g.kv_heads * tokens.keys;
   place(layout.query, query_rows * g.head_size * element);
   place(layout.key, key_rows * g.head_size * element);
   // Reads beyond the last key hit the values; reads beyond the last value hit this padding.
@@ -191,6 +191,10 @@ ArenaLayout LayOut(const SdpaGraph& g, const TokenCounts& tokens) {
                              &layout.output_offsets}) {
       place(*offsets, (g.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
     }
+  }
+  if (g.pages) {
+    const int64_t entries = g.batch * (g.key_length / g.pages->rows);
+    place(layout.page_table, entries * static_cast<int64_t>(sizeof(int32_t)));
   }
   if (!g.backward) layout.outputs = end;
   place(layout.output, query_rows * g.value_head_size * element);

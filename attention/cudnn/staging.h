@@ -14,6 +14,9 @@
 
 namespace rapt::cudnn {
 
+// Returns whether no number is NaN or infinite. REQUIRES: the type is FP16, BF16 or FP32.
+bool AllFinite(const std::byte* data, DType dtype, int64_t count);
+
 // A problem that a graph computes, with its tensors.
 struct Part {
   const Problem* problem;

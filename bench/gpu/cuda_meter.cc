@@ -97,7 +97,7 @@ class CudaMeter final : public DeviceMeter {
       filled_for_ = graph.Key();
     }
     return MeanSeconds(
-        [&] { return cudnn_->Run(graph, plan, layout, *device, *device + layout.end); });
+        [&] { return cudnn_->Run(graph, plan, layout, *device, *device + layout.end, nullptr); });
   }
 
  private:

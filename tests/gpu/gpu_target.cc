@@ -35,6 +35,7 @@ class DescribedDevice final : public Device {
   int lanes() const override { return device_->lanes(); }
   cudnn::Lane& lane(int n) override { return device_->lane(n); }
   int64_t arena_bytes() const override { return device_->arena_bytes(); }
+  int64_t page_memory_bytes() const override { return device_->page_memory_bytes(); }
   absl::StatusOr<CompiledPlan> Compile(const cudnn::SdpaGraph& graph) override {
     return library_.Compile(graph, properties_);
   }
@@ -59,7 +60,9 @@ std::string Variable(const char* name) {
 absl::StatusOr<std::unique_ptr<Device>> Open() {
   const std::string libraries = Variable("RAPT_CUDNN_LIBRARIES");
   absl::StatusOr<std::unique_ptr<Device>> device =
-      cudnn::OpenCudaDevice({.libraries = libraries, .memory_bytes = int64_t{1} << 30});
+      cudnn::OpenCudaDevice({.libraries = libraries,
+                             .memory_bytes = int64_t{1} << 30,
+                             .page_memory_bytes = int64_t{1} << 28});
   if (!device.ok()) return device;
   const absl::StatusOr<const Library*> library = Library::Load(libraries);
   if (!library.ok()) return library.status();

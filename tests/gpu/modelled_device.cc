@@ -50,6 +50,9 @@ class ModelledLane final : public cudnn::Lane {
     std::fill(host_.data() + layout.outputs, host_.data() + layout.end, std::byte{0});
     return absl::OkStatus();
   }
+  absl::Status SendPages(absl::Span<const cudnn::PageCopy>) override {
+    return absl::UnimplementedError("pages are not modelled");
+  }
 
  private:
   // Sums over rows of different lengths.
@@ -83,6 +86,7 @@ class ModelledDevice final : public cudnn::Device {
   int lanes() const override { return kLanes; }
   cudnn::Lane& lane(int n) override { return *lanes_.at(static_cast<size_t>(n)); }
   int64_t arena_bytes() const override { return arena_bytes_; }
+  int64_t page_memory_bytes() const override { return 0; }
   absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph) override {
     if (graph.head_size == 64) return absl::UnimplementedError("not this head size");
     return CompiledPlan{std::vector<uint8_t>(1 << 16), 1 << 14};

@@ -11,7 +11,7 @@ test::FakeDevice::Controls& test::DeviceControls() {
 
 absl::StatusOr<std::unique_ptr<cudnn::Device>> cudnn::OpenCudaDevice(const CudaOptions& options) {
   return std::make_unique<test::FakeDevice>(test::DeviceControls(), /*lanes=*/1,
-                                            options.memory_bytes);
+                                            options.memory_bytes, options.page_memory_bytes);
 }
 
 }  // namespace rapt

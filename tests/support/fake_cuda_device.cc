@@ -23,8 +23,8 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const CudaOptions& option
   if (options.libraries == "stuck") return TryInChild(GetStuck, std::chrono::minutes(10));
   static test::FakeDevice::Controls controls;
   controls.computes = options.libraries != "idle";
-  return std::make_unique<test::FakeDevice>(controls, options.lanes,
-                                            options.memory_bytes / options.lanes);
+  return std::make_unique<test::FakeDevice>(
+      controls, options.lanes, options.memory_bytes / options.lanes, options.page_memory_bytes);
 }
 
 }  // namespace rapt::cudnn

@@ -23,11 +23,12 @@ using cudnn::SdpaGraph;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// Computes the graph's attention over packed tensors in `arena`.
+// Computes the graph's attention over packed tensors in `arena`, or keys and values in `pages`.
 class Kernel {
  public:
-  Kernel(const SdpaGraph& graph, const ArenaLayout& layout, std::byte* arena)
-      : g_(graph), layout_(layout), arena_(arena) {}
+  Kernel(const SdpaGraph& graph, const ArenaLayout& layout, std::byte* arena,
+         const std::byte* pages)
+      : g_(graph), layout_(layout), arena_(arena), pages_(pages) {}
 
   void Run() {
     if (g_.backward) return RunBackward();
@@ -73,9 +74,27 @@ class Kernel {
     return ((b * g_.kv_heads + h) * g_.key_length + j) * size;
   }
 
-  // Whole tiles are read from ragged tensors.
+  // Element d of key j, or of its value.
+  double KeyAt(int64_t b, int64_t h, int64_t j, int64_t d) const {
+    if (g_.pages) return PagedAt(b, h, j, d, 0, g_.head_size);
+    return Load(layout_.key, KeyRow(layout_.key_offsets, b, h, j, g_.head_size) + d);
+  }
+  double ValueAt(int64_t b, int64_t h, int64_t j, int64_t d) const {
+    if (g_.pages) return PagedAt(b, h, j, d, cudnn::PageKeyBytes(g_), g_.value_head_size);
+    return Load(layout_.value, KeyRow(layout_.value_offsets, b, h, j, g_.value_head_size) + d);
+  }
+  double PagedAt(int64_t b, int64_t h, int64_t j, int64_t d, int64_t part, int64_t size) const {
+    const int64_t rows = g_.pages->rows;
+    const int64_t page =
+        IntegerAt<int32_t>(layout_.page_table, b * (g_.key_length / rows) + j / rows);
+    if (page < 0 || page >= g_.pages->count) return kNaN;
+    const int64_t row = h / (g_.query_heads / g_.kv_heads) * rows + j % rows;
+    return LoadElement(pages_ + page * cudnn::PageBytes(g_) + part, g_.dtype, row * size + d);
+  }
+
+  // Whole tiles are read from ragged tensors and pages.
   int64_t KeysRead(int64_t b) const {
-    if (!g_.ragged) return g_.key_length;
+    if (!g_.ragged && !g_.pages) return g_.key_length;
     const int64_t keys = LengthAt(layout_.key_lengths, b, 0);
     return (keys + kTileKeys - 1) / kTileKeys * kTileKeys;
   }
@@ -99,10 +118,9 @@ class Kernel {
 
   double ScoreAt(int64_t b, int64_t h, int64_t i, int64_t j) const {
     const int64_t q = QueryRow(layout_.query_offsets, b, h, i, g_.head_size);
-    const int64_t k = KeyRow(layout_.key_offsets, b, h, j, g_.head_size);
     double score = 0;
     for (int64_t d = 0; d < g_.head_size; ++d) {
-      score += Load(layout_.query, q + d) * Load(layout_.key, k + d);
+      score += Load(layout_.query, q + d) * KeyAt(b, h, j, d);
     }
     score *= g_.scale;
     if (g_.softcap > 0) score = g_.softcap * std::tanh(score / g_.softcap);
@@ -129,8 +147,7 @@ class Kernel {
     for (int64_t d = 0; d < size; ++d) {
       double output = 0;
       for (size_t j = 0; j < weights.size(); ++j) {
-        const int64_t v = KeyRow(layout_.value_offsets, b, h, j, size) + d;
-        output += weights[j] / sum * Load(layout_.value, v);
+        output += weights[j] / sum * ValueAt(b, h, static_cast<int64_t>(j), d);
       }
       StoreElement(arena_ + layout_.output, g_.dtype, row + d,
                    max == kMinusInfinity ? kNaN : output);
@@ -197,6 +214,7 @@ class Kernel {
   const SdpaGraph& g_;
   const ArenaLayout& layout_;
   std::byte* arena_;
+  const std::byte* pages_;
 };
 
 // Decrements a positive count; returns whether it was positive.
@@ -232,8 +250,8 @@ class ObjectMemory final : public DeviceMemory {
 
 class FakeDevice::FakeLane final : public cudnn::Lane {
  public:
-  FakeLane(Controls& controls, int64_t arena_bytes)
-      : controls_(controls), host_(arena_bytes), device_(arena_bytes) {
+  FakeLane(Controls& controls, int64_t arena_bytes, absl::Span<std::byte> pages)
+      : controls_(controls), pages_(pages), host_(arena_bytes), device_(arena_bytes) {
     // Unwritten memory is NaN in every type.
     std::memset(host_.data(), 0xff, arena_bytes);
     std::memset(device_.data(), 0xff, arena_bytes);
@@ -252,6 +270,18 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
     return status;
   }
 
+  absl::Status SendPages(absl::Span<const cudnn::PageCopy> copies) override {
+    if (Take(controls_.failures)) return absl::UnavailableError("the device was told to fail");
+    for (const cudnn::PageCopy& copy : copies) {
+      controls_.sent_page_bytes += copy.rows * copy.row_bytes;
+      for (int64_t n = 0; n < copy.rows; ++n) {
+        std::memcpy(&pages_.at(copy.to + n * copy.step),
+                    host_.data() + copy.from + n * copy.row_bytes, copy.row_bytes);
+      }
+    }
+    return absl::OkStatus();
+  }
+
  private:
   absl::Status Compute(const SdpaGraph& graph, const CompiledPlan& plan,
                        const ArenaLayout& layout) {
@@ -268,25 +298,33 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
     }
     if (Take(controls_.failures)) return absl::UnavailableError("the device was told to fail");
     std::memcpy(device_.data(), host_.data(), layout.outputs);
-    if (controls_.computes) Kernel(graph, layout, device_.data()).Run();
+    if (controls_.computes) Kernel(graph, layout, device_.data(), pages_.data()).Run();
     std::memcpy(host_.data() + layout.outputs, device_.data() + layout.outputs,
                 layout.end - layout.outputs);
     return absl::OkStatus();
   }
 
   Controls& controls_;
+  const absl::Span<std::byte> pages_;  // of the device
   AlignedBuffer host_;
   AlignedBuffer device_;
   std::atomic<bool> busy_{false};
 };
 
-FakeDevice::FakeDevice(Controls& controls, int lanes, int64_t arena_bytes)
-    : controls_(controls), arena_bytes_(arena_bytes) {
-  for (int n = 0; n < lanes; ++n)
-    lanes_.push_back(std::make_unique<FakeLane>(controls, arena_bytes));
+FakeDevice::FakeDevice(Controls& controls, int lanes, int64_t arena_bytes,
+                       int64_t page_memory_bytes)
+    : controls_(controls), arena_bytes_(arena_bytes), pages_(page_memory_bytes) {
+  LosePages();
+  for (int n = 0; n < lanes; ++n) {
+    lanes_.push_back(std::make_unique<FakeLane>(controls, arena_bytes, pages_.span()));
+  }
 }
 
 FakeDevice::~FakeDevice() = default;
+
+void FakeDevice::LosePages() {
+  std::fill(pages_.data(), pages_.data() + pages_.size(), std::byte{0xff});
+}
 
 cudnn::Lane& FakeDevice::lane(int n) { return *lanes_.at(n); }
 
@@ -300,6 +338,7 @@ absl::StatusOr<CompiledPlan> FakeDevice::Compile(const SdpaGraph& graph) {
 
 absl::Status FakeDevice::Restart() {
   ++controls_.restarts;
+  LosePages();
   if (Take(controls_.failing_restarts)) return absl::UnavailableError("told to stay down");
   return absl::OkStatus();
 }

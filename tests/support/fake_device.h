@@ -24,7 +24,8 @@ class FakeDevice final : public cudnn::Device {
     std::atomic<int> runs{0};              // including failed ones
     std::atomic<int> restarts{0};
     std::atomic<int> compilations{0};
-    std::atomic<int64_t> most_bytes{0};       // the most lane memory that a run used
+    std::atomic<int64_t> most_bytes{0};  // the most lane memory that a run used
+    std::atomic<int64_t> sent_page_bytes{0};
     std::atomic<bool> computes{true};         // false: leaves the outputs unchanged
     std::atomic<bool> declines{false};        // true: compiles no graph
     std::atomic<int64_t> workspace_bytes{0};  // of all kernels
@@ -36,13 +37,14 @@ class FakeDevice final : public cudnn::Device {
     std::function<void()> on_compile = [] {};
   };
 
-  FakeDevice(Controls& controls, int lanes, int64_t arena_bytes);
+  FakeDevice(Controls& controls, int lanes, int64_t arena_bytes, int64_t page_memory_bytes = 0);
   ~FakeDevice() override;
 
   std::string kind() const override { return "fake"; }
   int lanes() const override { return static_cast<int>(lanes_.size()); }
   cudnn::Lane& lane(int n) override;
   int64_t arena_bytes() const override { return arena_bytes_; }
+  int64_t page_memory_bytes() const override { return static_cast<int64_t>(pages_.size()); }
   absl::StatusOr<cudnn::CompiledPlan> Compile(const cudnn::SdpaGraph& graph) override;
   absl::Status Restart() override;
   // The handle is the name of a POSIX shared memory object, padded with zeros. The device is number
@@ -54,8 +56,11 @@ class FakeDevice final : public cudnn::Device {
  private:
   class FakeLane;
 
+  void LosePages();
+
   Controls& controls_;
   const int64_t arena_bytes_;
+  AlignedBuffer pages_;
   std::vector<std::unique_ptr<FakeLane>> lanes_;
 };
 

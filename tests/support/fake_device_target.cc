@@ -12,8 +12,9 @@ const BackendSet& TargetBackends() {
     static const SteadyClock clock;
     auto* device = new cudnn::CudnnBackend;  // never destroyed, like the set
     // Small enough that requests are split, large enough that small ones are batched.
-    device->Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 128 << 10), CpuBackend(),
-                  clock, {});
+    device->Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 128 << 10,
+                                               /*page_memory_bytes=*/8 << 20),
+                  CpuBackend(), clock, {});
     return new BackendSet({device});
   }();
   return backends;

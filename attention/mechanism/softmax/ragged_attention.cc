@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "attention/backend.h"
 #include "attention/mechanism/softmax/chunked.h"
+#include "attention/mechanism/softmax/ragged_device.h"
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "base/checked_math.h"
 #include "base/round_up.h"
@@ -186,9 +187,21 @@ class RaggedAttention final : public TensorOperator {
 
   const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
 
+  std::optional<absl::Status> SupportedBy(const Backend& device) const override {
+    if (device.ragged() == nullptr || call_.page_rows == 0) return std::nullopt;
+    return device.ragged()->Supports(call_);
+  }
+  absl::Status PreferredBy(const Backend& device) const override {
+    return device.ragged()->Prefers(call_);
+  }
+  void PrepareOn(const Backend& device) const override { device.ragged()->Prepare(call_); }
+
   // Stages: the states are cleared and the queries of prefixes gathered; the parts are computed;
   // those of an item are merged.
   void PlanTasks(Plan& plan) const override {
+    if (const RaggedDevice* const device = plan.routing.backend->ragged()) {
+      return device->PlanTasks(call_, source_, plan);
+    }
     auto ragged = std::make_shared<RaggedPlan>();
     for (const Block& block : blocks_) {
       const auto [form, is_new] = ragged->forms.try_emplace(block.item.rows);
@@ -224,6 +237,9 @@ class RaggedAttention final : public TensorOperator {
 
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
                int64_t task, int worker, const Checkpoint& checkpoint) const override {
+    if (const RaggedDevice* const device = plan.routing.backend->ragged()) {
+      return device->RunTask(plan, arguments, workspace, task, worker, checkpoint);
+    }
     const auto& ragged = static_cast<const RaggedPlan&>(*plan.backend_plan);
     const auto share = [&](int64_t count) {
       const int64_t tasks = plan.stages[static_cast<size_t>(stage)];

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "attention/tensor_operator.h"
 #include "attention/tensor_view.h"
 
@@ -65,6 +66,10 @@ class RaggedSource {
   virtual TensorView values(int64_t item) const = 0;
   // Returns whether the item's keys are not available: its outputs are then 0, its lse -inf.
   virtual bool has_failed(int64_t item) const = 0;
+  // Returns a number for each page of a paged item, which has keys and values in the same pages. A
+  // number stands for one content in this process: rows may be added to it, but none changes.
+  // REQUIRES: RaggedCall::page_rows is set, and as for keys().
+  virtual absl::Span<const uint64_t> page_ids(int64_t /*item*/) const { return {}; }
 };
 
 // The same for all items.
@@ -82,6 +87,9 @@ struct RaggedCall {
   std::optional<DType> head_sink = {};
   std::optional<DType> output = {};  // of Y; absent: dtype
   bool wants_lse = false;
+  // If all items lie in pages of this many tokens that have numbers, see page_ids(); else 0, and
+  // no device computes the call.
+  int64_t page_rows = 0;
   // The layouts of a single item: Q and Y are [Hq, rows, size], lse is [Hq, rows].
   bool heads_first = false;
   bool lse_heads_first = false;
@@ -95,9 +103,9 @@ inline constexpr int64_t kRaggedChunk = 2048;
 // Returns the operator: kQ [sum of rows, Hq, D] and kHeadSink [Hq] give kY [sum of rows, Hq, Dv]
 // and kLse [sum of rows, Hq]. A row that sees nothing gives zeros and -inf, or the sink as lse.
 // InvalidArgument for a scale or softcap that is not allowed; ResourceExhausted if sizes overflow
-// 64 bits. Of PlanOptions, a device's backend counts as "auto". REQUIRES: counts are at least 0,
-// head sizes and heads at least 1; heads come first with one item alone; `source` outlives all
-// runs.
+// 64 bits. A device computes it if its backend has a RaggedDevice that supports it. REQUIRES:
+// counts are at least 0, head sizes and heads at least 1; heads come first with one item alone;
+// `source` outlives all runs.
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(
     RaggedCall call, const RaggedSource& source);
 

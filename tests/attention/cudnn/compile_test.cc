@@ -233,6 +233,89 @@ TEST_P(CudnnSupportsRaggedTest, WhatMayBeRaggedAllows) {
 INSTANTIATE_TEST_SUITE_P(, CudnnSupportsRaggedTest, ::testing::ValuesIn(RaggedCases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// Calls over pages.
+struct PagedCase {
+  const char* name;
+  RaggedCall call;
+  PagedSizes sizes;
+};
+
+void PrintTo(const PagedCase& c, std::ostream* out) { *out << c.name; }
+
+constexpr GraphPages kPages = {.rows = 64, .count = 1000};
+
+RaggedCall PagedCall(DType dtype, int64_t kv_heads = 8, int64_t head_size = 128,
+                     int64_t value_head_size = 128) {
+  return {.dtype = dtype,
+          .query_heads = 32,
+          .kv_heads = kv_heads,
+          .head_size = head_size,
+          .value_head_size = value_head_size};
+}
+
+std::vector<PagedCase> PagedCases() {
+  const RaggedCall bf16 = PagedCall(DType::kBFloat16);
+  const RaggedCall fp16 = PagedCall(DType::kFloat16);
+  const RaggedCall fp32 = PagedCall(DType::kFloat32);
+  const auto shaped = [](int64_t kv_heads, int64_t head_size, int64_t value_head_size) {
+    return PagedCall(DType::kBFloat16, kv_heads, head_size, value_head_size);
+  };
+  const PagedSizes steps = {.items = 16, .rows = 1, .tokens = 4096};
+  const PagedSizes chunk = {.items = 1, .rows = 2048, .tokens = 4096};
+  return {
+      {"Steps", bf16, steps},
+      {"StepsFp16", fp16, steps},
+      {"StepsFp32", fp32, steps},
+      {"StepsWindow", bf16, {16, 1, 4096, 1000}},
+      {"StepsWindowFp32", fp32, {16, 1, 4096, 1000}},
+      {"OneStep", bf16, {1, 1, 4096}},
+      {"ManySteps", bf16, {1024, 1, 4096}},
+      {"LongSteps", bf16, {16, 1, 1 << 20}},
+      {"ShortSteps", bf16, {16, 1, 1}},
+      {"Chunk", bf16, chunk},
+      {"ChunkFp32", fp32, chunk},
+      {"ChunkWindow", bf16, {1, 2048, 4096, 1000}},
+      {"FewRows", bf16, {64, 4, 4096}},
+      {"MoreRowsThanTokens", bf16, {4, 500, 100}},
+      {"MoreRowsThanTokensWindow", bf16, {4, 500, 100, 30}},
+      {"HeadsAlike", shaped(32, 128, 128), steps},
+      {"OneKvHead", shaped(1, 128, 128), steps},
+      {"OneKvHeadChunk", shaped(1, 128, 128), chunk},
+      {"Head8", shaped(8, 8, 8), steps},
+      {"Head64", shaped(8, 64, 64), steps},
+      {"Head80And40", shaped(8, 80, 40), steps},
+      {"Head192And128", shaped(8, 192, 128), steps},
+      {"Head256", shaped(8, 256, 256), steps},
+      {"Head256Chunk", shaped(8, 256, 256), chunk},
+  };
+}
+
+class CudnnSupportsPagesTest : public ::testing::TestWithParam<PagedCase> {};
+
+TEST_P(CudnnSupportsPagesTest, WhatSupportsAccepts) {
+  const auto& [name, call, sizes] = GetParam();
+  ASSERT_TRUE(Supports(call, kPages.rows).ok());
+  const SdpaGraph graph = PagedGraphOf(call, kPages, sizes);
+  const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
+  ASSERT_TRUE(plan.ok()) << graph.Key() << "\n" << plan.status();
+  EXPECT_GT(plan->bytes.size(), 10'000u) << "it contains kernels";
+  // No copy of the keys: only partial results of split keys.
+  EXPECT_LE(plan->workspace_bytes, 16 << 20) << graph.Key();
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudnnSupportsPagesTest, ::testing::ValuesIn(PagedCases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(CudnnRejectsPagesTest, WhoseSizeIsNoPowerOfTwo) {
+  const RaggedCall call = PagedCall(DType::kBFloat16);
+  SdpaGraph graph = PagedGraphOf(call, kPages, {.items = 16, .rows = 1, .tokens = 4096});
+  graph.pages->rows = 48;
+  const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
+  ASSERT_FALSE(plan.ok());
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("block size"));
+  EXPECT_FALSE(Supports(call, 48).ok());
+}
+
 Problem Gradients(
     Problem problem, void (*change)(Problem&) = [](Problem&) {}) {
   problem.backward = Backward{.has_forward = true};
