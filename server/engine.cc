@@ -243,7 +243,10 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     if (!plan.ok()) return plan.status();
     plan_ = *std::move(plan);
     const Routing& routing = plan_.routing;
-    if (routing.declined_for_now) routing.declined->Prepare(plan_.problem);
+    if (routing.declined_for_now) {
+      is_attention ? routing.declined->Prepare(plan_.problem)
+                   : request_.tensor_operator->PrepareOn(*routing.declined);
+    }
     arguments_.piece_fallback = &piece_fallback_;
     result_.routing = routing;
     result_.plan = plan_.Describe();

@@ -198,6 +198,9 @@ std::vector<Setting> SettingsOf(Options& o) {
        "GPU memory for cudnn, and as much pinned host memory in addition to the budget; 0: 4 GiB "
        "with "
        "--backend=cudnn, else none, and auto does not use the GPU"},
+      {"cudnn_kv_cache_bytes", &o.cudnn.kv_cache_bytes,
+       "GPU memory for copies of resident keys and values, in addition to --cudnn_memory_bytes; 0: "
+       "the cpu attends to them"},
       {"cudnn_min_flops", &o.cudnn.min_flops,
        "the GPU offload threshold: auto computes problems of fewer operations on the cpu; empty: "
        "measured at startup"},
@@ -438,8 +441,14 @@ absl::Status CheckCudnn(const CudnnOptions& cudnn) {
     return Invalid("--cudnn_memory_bytes is ", cudnn.memory_bytes, "; it must be 0 or at least ",
                    kMinCudnnMemoryBytes);
   }
-  if (cudnn.warm_plans.empty() || cudnn.memory_bytes > 0) return absl::OkStatus();
-  return Invalid("--cudnn_warm_plans needs --cudnn_memory_bytes or --backend=cudnn");
+  if (cudnn.memory_bytes > 0) return absl::OkStatus();
+  if (!cudnn.warm_plans.empty()) {
+    return Invalid("--cudnn_warm_plans needs --cudnn_memory_bytes or --backend=cudnn");
+  }
+  if (cudnn.kv_cache_bytes > 0) {
+    return Invalid("--cudnn_kv_cache_bytes needs --cudnn_memory_bytes or --backend=cudnn");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckCache(const CacheOptions& cache) {

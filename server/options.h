@@ -101,6 +101,7 @@ struct SharedMemoryOptions {
 struct CudnnOptions {
   std::string libraries;             // directories separated by ':'; empty: the system's
   int64_t memory_bytes = 0;          // of the device; 0: no device is opened
+  int64_t kv_cache_bytes = 0;        // of the device, in addition, for copies of pages; 0: none
   std::optional<int64_t> min_flops;  // absent: measured
   std::string plan_cache;            // a directory; empty: none
   std::vector<Problem> warm_plans;   // their kernels are compiled before the server is ready

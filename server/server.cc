@@ -102,8 +102,10 @@ struct Backends {
 absl::Status StartCudnn(const Options& options, Backends& backends) {
   if (options.cudnn.memory_bytes == 0) return absl::OkStatus();
   const bool is_auto = options.compute.backend == "auto";
-  absl::StatusOr<std::unique_ptr<cudnn::Device>> device = cudnn::OpenCudaDevice(
-      {.libraries = options.cudnn.libraries, .memory_bytes = options.cudnn.memory_bytes});
+  absl::StatusOr<std::unique_ptr<cudnn::Device>> device =
+      cudnn::OpenCudaDevice({.libraries = options.cudnn.libraries,
+                             .memory_bytes = options.cudnn.memory_bytes,
+                             .page_memory_bytes = options.cudnn.kv_cache_bytes});
   if (absl::IsCancelled(device.status())) return device.status();
   if (!device.ok() && is_auto) {
     Log(LogLevel::kWarning, "no GPU available", {{"reason", device.status().message()}});

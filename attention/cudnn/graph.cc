@@ -262,6 +262,7 @@ absl::Status Supports(const RaggedCall& call, int64_t page_rows) {
   if (!IsFloat(call.dtype) || call.dtype == DType::kFloat64) {
     return Unsupported(absl::StrCat("pages of ", NameOf(call.dtype)));
   }
+  if (call.q8_0) return Unsupported("keys and values in 8 bits");
   for (const int64_t size : {call.head_size, call.value_head_size}) {
     if (size > kMaxHeadSize || size % kHeadSizeStep != 0) {
       return Unsupported(absl::StrCat("pages with a head size of ", size));

@@ -172,6 +172,8 @@ absl::Status CachedAttention::CheckShapes(absl::Span<const LayerState> states) {
   ragged_.kv_heads = token->kv_heads;
   ragged_.head_size = token->head_size;
   ragged_.value_head_size = token->value_head_size;
+  // On a device, an item's bits depend on the others.
+  if (call_.shares_prefixes) ragged_.page_rows = kPageTokens;
   ragged_.query_heads = call_.q.spec ? q[1] : token->kv_heads;
   if (ragged_.query_heads < 1 || ragged_.query_heads % ragged_.kv_heads != 0) {
     return Invalid(absl::StrCat("q has ", ragged_.query_heads,

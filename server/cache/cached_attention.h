@@ -73,6 +73,9 @@ class CachedAttention final : public RaggedSource {
   TensorView keys(int64_t item) const override { return results_[item].snapshot->keys(); }
   TensorView values(int64_t item) const override { return results_[item].snapshot->values(); }
   bool has_failed(int64_t item) const override { return !results_[item].status.ok(); }
+  absl::Span<const uint64_t> page_ids(int64_t item) const override {
+    return results_[item].snapshot->page_ids();
+  }
 
  private:
   absl::Status Check(absl::Span<const LayerState> states);

@@ -1,6 +1,7 @@
 #include "server/cache/page_list.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -16,15 +17,26 @@ class PageTable {
   PageTable(Arena::Charge charge, int64_t capacity)
       : charge_(std::move(charge)),
         pages_(static_cast<size_t>(capacity)),
-        memory_(static_cast<size_t>(capacity)) {}
+        memory_(static_cast<size_t>(capacity)),
+        ids_(static_cast<size_t>(capacity)) {}
 
   int64_t capacity() const { return static_cast<int64_t>(pages_.size()); }
-  // Null: evicted.
-  void Set(int64_t n, std::shared_ptr<Arena::Page> page) {
-    memory_[n] = page == nullptr ? nullptr : page->bytes().data();
+  // Sets an entry to a page in use. Entries that are not set are evicted ones.
+  void Set(int64_t n, std::shared_ptr<Arena::Page> page, uint64_t id) {
+    memory_[n] = page->bytes().data();
     pages_[n] = std::move(page);
+    ids_[n] = id;
+  }
+  // Sets an entry to a page without content yet.
+  void SetNew(int64_t n, Arena::Page page) {
+    static std::atomic<uint64_t> last_id{0};
+    Set(n, std::make_shared<Arena::Page>(std::move(page)), ++last_id);
   }
   const std::shared_ptr<Arena::Page>& page(int64_t n) const { return pages_[n]; }
+  uint64_t id(int64_t n) const { return ids_[n]; }
+  absl::Span<const uint64_t> FirstIds(int64_t count) const {
+    return {ids_.data(), static_cast<size_t>(count)};
+  }
   absl::Span<const std::byte* const> First(int64_t count) const {
     return {memory_.data(), static_cast<size_t>(count)};
   }
@@ -34,6 +46,7 @@ class PageTable {
   const Arena::Charge charge_;
   std::vector<std::shared_ptr<Arena::Page>> pages_;
   std::vector<const std::byte*> memory_;
+  std::vector<uint64_t> ids_;  // of the content of each page
 };
 
 Snapshot::Snapshot(std::shared_ptr<const PageTable> table, const TokenShape& shape, int64_t length)
@@ -53,6 +66,10 @@ TensorView Snapshot::View(const PagedRows& pages, int64_t row_bytes) const {
   view.strides = {0, kPageTokens * size, size, 1};
   view.pages = &pages;
   return view;
+}
+
+absl::Span<const uint64_t> Snapshot::page_ids() const {
+  return table_->FirstIds(PageList::PagesOf(length_));
 }
 
 TensorView Snapshot::keys() const { return View(key_pages_, shape_.key_row_bytes()); }
@@ -139,8 +156,9 @@ void PageList::RenewTable(int64_t pages, int64_t capacity) {
 
 void PageList::UseTable(int64_t pages, std::shared_ptr<PageTable> table) {
   for (int64_t n = 0; n < pages; ++n) {
-    if (!evicted_.Overlaps({n * kPageTokens, (n + 1) * kPageTokens}))
-      table->Set(n, table_->page(n));
+    if (!evicted_.Overlaps({n * kPageTokens, (n + 1) * kPageTokens})) {
+      table->Set(n, table_->page(n), table_->id(n));
+    }
   }
   table_ = std::move(table);
   owns_table_ = true;
@@ -169,10 +187,10 @@ void PageList::Append(int64_t count, const std::byte* keys, const std::byte* val
   if (copies) {
     Arena::Page page = TakeReserved();
     CopyTokens(table_->memory(old_pages - 1), length_ % kPageTokens, page.bytes().data());
-    table_->Set(old_pages - 1, std::make_shared<Arena::Page>(std::move(page)));
+    table_->SetNew(old_pages - 1, std::move(page));
   }
   for (int64_t n = old_pages; n < new_pages; ++n) {
-    table_->Set(n, std::make_shared<Arena::Page>(TakeReserved()));
+    table_->SetNew(n, TakeReserved());
   }
   owns_last_page_ = true;
   const auto write = [](const std::byte* from) {

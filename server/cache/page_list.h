@@ -59,6 +59,8 @@ class Snapshot {
   int64_t length() const { return length_; }
   // The memory of each page, which identifies it while a snapshot holds it; null: evicted.
   absl::Span<const std::byte* const> pages() const { return key_pages_.pages; }
+  // The number of each page's content, see RaggedSource::page_ids(). REQUIRES: length() > 0.
+  absl::Span<const uint64_t> page_ids() const;
   // Return views [1, Hkv, length, D] and [1, Hkv, length, Dv]; in 8 bits, views of INT8 whose last
   // axis is a row of q8_0.h. The pages of evicted tokens are null and must not be read. REQUIRES:
   // length() > 0.

@@ -17,6 +17,7 @@
 #include "attention/cudnn/graph.h"
 #include "base/host_limits.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
+#include "rapt/cache.h"
 #include "rapt/client.h"
 #include "server/options.h"
 #include "server/server.h"
@@ -199,6 +200,99 @@ INSTANTIATE_TEST_SUITE_P(
                       std::vector<const char*>{"--backend=reference"},
                       std::vector<const char*>{"--backend=auto", "--cudnn_memory_bytes=67108864",
                                                "--cudnn_min_flops=0"}));
+
+// --- Caches --------------------------------------------------------------------------------------
+
+constexpr int64_t kHeadSize = 8;
+
+// A server with memory for pages on its device, and a client of it.
+class CacheOnDeviceTest : public ::testing::Test {
+ protected:
+  void Start(std::vector<const char*> flags) {
+    flags.push_back("--kv_cache_bytes=67108864");
+    test::DeviceControls().on_graph = [](const cudnn::SdpaGraph&, const cudnn::ArenaLayout&) {};
+    auto server = StartServer(flags);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    auto client = client::Client::Connect(server_->grpc_address());
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+  }
+
+  client::Cache Create() {
+    return client::CreateCache(*client_, {.shapes = {{.kv_heads = 1, .head_size = kHeadSize}}})
+        .value();
+  }
+
+  // Appends tokens whose values are all these numbers, and attends with one row. Keys are zeros, so
+  // that y is the mean of all values.
+  absl::StatusOr<client::CacheAttendResult> Step(client::Cache& cache,
+                                                 const std::vector<float>& numbers) {
+    const auto count = static_cast<int64_t>(numbers.size());
+    std::vector<float> values;
+    for (const float number : numbers) values.insert(values.end(), kHeadSize, number);
+    const std::vector<float> zeros(values.size() + kHeadSize, 0);
+    const auto view = [&](int64_t tokens, const std::vector<float>& data) {
+      const auto size = static_cast<size_t>(tokens * kHeadSize);
+      return client::View<float>({tokens, 1, kHeadSize}, absl::MakeConstSpan(data).first(size));
+    };
+    return cache.Attend({.q = view(1, zeros), .k = view(count, zeros), .v = view(count, values)});
+  }
+
+  void ExpectMean(const absl::StatusOr<client::CacheAttendResult>& step, float mean,
+                  const std::string& backend) {
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_THAT(step->y.values<float>(), ::testing::Each(::testing::FloatNear(mean, 1e-4f)));
+    EXPECT_EQ(step->backend, backend);
+  }
+
+  double Metric(const char* name) const {
+    return test::SumOnPage(test::HttpGet(server_->metrics_address(), "/metrics"), name, {});
+  }
+
+  ~CacheOnDeviceTest() override {
+    client_.reset();
+    if (server_ != nullptr) server_->Drain();
+  }
+
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<client::Client> client_;
+};
+
+TEST_F(CacheOnDeviceTest, ReadsCopiesOfPagesAcrossForksAndTruncations) {
+  Start({"--backend=cudnn", "--cudnn_memory_bytes=67108864", "--cudnn_kv_cache_bytes=16777216"});
+  EXPECT_EQ(Metric("rapt_device_page_memory_bytes"), 16777216);
+  client::Cache cache = Create();
+  ExpectMean(Step(cache, std::vector<float>(99, 1)), 1, "cudnn");
+  const double before = Metric("rapt_device_page_copied_bytes_total");
+  EXPECT_GT(before, 0);
+  ExpectMean(Step(cache, {101}), 2, "cudnn");
+  EXPECT_EQ(Metric("rapt_device_page_copied_bytes_total") - before, 2 * kHeadSize * sizeof(float))
+      << "a key and a value";
+  absl::StatusOr<client::Cache> fork = cache.Fork();
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  ExpectMean(Step(*fork, std::vector<float>(100, 4)), 3, "cudnn");
+  ExpectMean(Step(cache, std::vector<float>(100, 6)), 4, "cudnn");
+  ASSERT_TRUE(cache.Truncate(99).ok());
+  ExpectMean(Step(cache, {201}), 3, "cudnn");
+  ExpectMean(Step(*fork, std::vector<float>(200, 5)), 4, "cudnn");
+  EXPECT_GT(Metric("rapt_device_page_hits_total"), 0);
+  EXPECT_GT(Metric("rapt_device_page_resident_bytes"), 0);
+}
+
+TEST_F(CacheOnDeviceTest, TheCpuAnswersWhenTheDeviceFails) {
+  Start({"--backend=cudnn", "--cudnn_memory_bytes=67108864", "--cudnn_kv_cache_bytes=16777216"});
+  client::Cache cache = Create();
+  ExpectMean(Step(cache, std::vector<float>(70, 2)), 2, "cudnn");
+  test::DeviceControls().failures = 1;
+  ExpectMean(Step(cache, std::vector<float>(70, 4)), 3, "cudnn+cpu");
+}
+
+TEST_F(CacheOnDeviceTest, IsOffByDefault) {
+  Start({"--backend=cudnn", "--cudnn_memory_bytes=67108864"});
+  client::Cache cache = Create();
+  ExpectMean(Step(cache, std::vector<float>(70, 2)), 2, "cpu");
+}
 
 }  // namespace
 }  // namespace rapt

@@ -87,6 +87,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_ISA", "avx2"},
                   {"RAPT_CUDNN_LIBRARIES", "/opt/cuda:/opt/cudnn"},
                   {"RAPT_CUDNN_MEMORY_BYTES", "123456789"},
+                  {"RAPT_CUDNN_KV_CACHE_BYTES", "234567"},
                   {"RAPT_CUDNN_MIN_FLOPS", "17"},
                   {"RAPT_CUDNN_PLAN_CACHE", "/var/cache/rapt"},
                   {"RAPT_CUDNN_WARM_PLANS", "1x8x64x64, 1x8x128x64 bf16"},
@@ -128,6 +129,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->compute.isa, "avx2");
   EXPECT_EQ(options->cudnn.libraries, "/opt/cuda:/opt/cudnn");
   EXPECT_EQ(options->cudnn.memory_bytes, 123456789);
+  EXPECT_EQ(options->cudnn.kv_cache_bytes, 234567);
   EXPECT_EQ(options->cudnn.min_flops, 17);
   EXPECT_EQ(options->cudnn.plan_cache, "/var/cache/rapt");
   ASSERT_EQ(options->cudnn.warm_plans.size(), 2);
@@ -168,6 +170,10 @@ TEST_F(OptionsTest, TheGpuIsNotUsedByDefault) {
   EXPECT_EQ(Parse({})->cudnn.memory_bytes, 0);
   EXPECT_EQ(Parse({"--backend=cudnn"})->cudnn.memory_bytes, int64_t{4} << 30);
   EXPECT_EQ(Parse({"--cudnn_memory_bytes=1"}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Parse({"--backend=cudnn"})->cudnn.kv_cache_bytes, 0);
+  EXPECT_TRUE(Parse({"--backend=cudnn", "--cudnn_kv_cache_bytes=1"}).ok());
+  EXPECT_THAT(std::string(Parse({"--cudnn_kv_cache_bytes=1"}).status().message()),
+              HasSubstr("--cudnn_kv_cache_bytes needs --cudnn_memory_bytes"));
 }
 
 TEST_F(OptionsTest, TheOffloadThresholdIsMeasuredUnlessSet) {

@@ -307,6 +307,7 @@ INSTANTIATE_TEST_SUITE_P(
     , PagedAttentionDeclinesTest,
     ::testing::Values(
         Declined{"Fp64", [](RaggedCall& c) { c.dtype = DType::kFloat64; }, "pages of FP64"},
+        Declined{"EightBits", [](RaggedCall& c) { c.q8_0 = true; }, "keys and values in 8 bits"},
         Declined{"OddHeadSize", [](RaggedCall& c) { c.head_size = 12; }, "a head size of 12"},
         Declined{"LargeHeadSize", [](RaggedCall& c) { c.value_head_size = 264; },
                  "a head size of 264"},

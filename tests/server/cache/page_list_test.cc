@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <optional>
 #include <random>
 #include <thread>
@@ -321,6 +323,55 @@ TEST_F(PageListTest, KernelsReadPagesInPlace) {
   values.dims = {1, 2, 300, 4};
   values.strides = {300 * kValues, 4, kValues, 1};
   EXPECT_EQ(Attend(snapshot.keys(), snapshot.values(), true), Attend(keys, values, false));
+}
+
+// What a device relies on that keeps copies of pages by their numbers.
+TEST(PageNumbersTest, EachStandsForOneContent) {
+  Arena arena(4 << 20);
+  std::mt19937 random(3);
+  std::vector<PageList> lists;
+  lists.emplace_back(arena, kShape);
+  std::map<uint64_t, Tokens> contents;
+  for (int n = 0; n < 1000; ++n) {
+    size_t chosen = random() % lists.size();
+    switch (random() % 5) {
+      case 0:
+        lists.push_back(
+            lists[chosen].Fork(static_cast<int64_t>(random()) % (lists[chosen].length() + 1)));
+        chosen = lists.size() - 1;
+        break;
+      case 1:
+        lists[chosen].Truncate(static_cast<int64_t>(random()) % (lists[chosen].length() + 1));
+        break;
+      case 2:
+        if (lists.size() > 5) lists.erase(lists.begin() + static_cast<int64_t>(chosen));
+        chosen = 0;
+        break;
+      default:
+        if (lists[chosen].length() < 500) {
+          Append(lists[chosen], RandomTokens(static_cast<int64_t>(random() % 100), random));
+        }
+    }
+    const PageList& list = lists[chosen];
+    if (list.length() == 0) continue;
+    const Snapshot snapshot = list.Take(list.length());
+    const Tokens all = Read(snapshot);
+    ASSERT_EQ(snapshot.page_ids().size(), snapshot.pages().size());
+    for (size_t page = 0; page < snapshot.page_ids().size(); ++page) {
+      Tokens& known = contents[snapshot.page_ids()[page]];
+      const auto at = static_cast<int64_t>(page) * kPageTokens;
+      const int64_t count = std::min(kPageTokens, all.count() - at);
+      const int64_t both = std::min(known.count(), count);
+      ASSERT_TRUE(std::equal(known.keys.begin(), known.keys.begin() + both * kKeys,
+                             all.keys.begin() + at * kKeys));
+      ASSERT_TRUE(std::equal(known.values.begin(), known.values.begin() + both * kValues,
+                             all.values.begin() + at * kValues));
+      if (count <= both) continue;
+      known.keys.assign(all.keys.begin() + at * kKeys, all.keys.begin() + (at + count) * kKeys);
+      known.values.assign(all.values.begin() + at * kValues,
+                          all.values.begin() + (at + count) * kValues);
+    }
+  }
 }
 
 }  // namespace
