@@ -162,7 +162,6 @@ int64_t FlashScratchBytes(const Problem& p, const Split& split) {
       kKeyBlock * lanes_dv,
       kRowBlock * kKeyBlock,
       kRowBlock,
-      kFewRows * lanes_dv,
       p.has_relative_query ? rows * lanes_d : 0,
       p.has_relative_vectors() ? kDistanceRows * kPaddedDistances : 0,
       p.has_relative_vectors() ? kDistanceRows : 0,

@@ -413,8 +413,7 @@ class TileFlash : Flash<float> {
     for (int64_t c = 0; c < count; c += kDepth) {
       const int64_t rows = Min(kDepth, count - c);
       PackKeyRows(ReadKeys(j + c, rows, row_buffer_), rows, c / kDepth, largest);
-      PackValueRows(FindBlock(t_.values, j + c, rows, t_.value_head_size, row_buffer_), rows,
-                    c / kDepth, largest);
+      PackValueRows(ReadValues(j + c, rows, row_buffer_), rows, c / kDepth, largest);
     }
     return !largest.TooLarge();
   }
@@ -624,7 +623,7 @@ class TileFlash : Flash<float> {
   std::byte* v_tiles_;     // [depth blocks][column tiles][terms]
   std::byte* p_tiles_;     // [2][depth blocks][terms]
   float* scores_;          // [kTileRowBlock][kTileKeyBlock]
-  std::byte* row_buffer_;  // where FindBlock() gathers rows of K or V
+  std::byte* row_buffer_;  // where ReadKeys() and ReadValues() gather rows
 };
 
 // Tiles are not used for additive scores; for vectors by distance; for normalizers other than
