@@ -121,8 +121,8 @@ std::vector<Setting> SettingsOf(Options& o) {
        "auto, cpu, reference or, in builds that have it, cudnn; auto uses the first that can "
        "compute a request"},
       {"isa", &o.compute.isa,
-       "the instruction set of the cpu backend: auto, amx, avx512, avx2 or portable; auto uses the "
-       "first of these that the machine supports"},
+       "the instruction set of the cpu backend: auto, amx, avx512_bf16, avx512, avx2 or portable; "
+       "auto uses the first of these that the machine supports"},
       {"threads",
        &o.compute.threads,
        "compute threads, 1 to 1024; 0: one for each available core; under a CPU limit of a cgroup, "

@@ -18,6 +18,7 @@ struct Entry {
 
 constexpr Entry kEntries[] = {
     {"amx", HasAmxBf16, &kAmxKernels},
+    {"avx512_bf16", HasFastAvx512Bf16, &kAvx512Bf16Kernels},
     {"avx512", HasX8664V4, &kAvx512Kernels},
     {"avx2", HasX8664V3, &kAvx2Kernels},
     {"portable", [] { return true; }, &kPortableKernels},

@@ -1,6 +1,7 @@
 // The interface of the kernels. Each instruction set is one file, compiled with its own flags from
-// the one source flash.inc; kernels_amx.cc adds a loop over tiles. They share only these plain
-// structs: the linker could keep the AVX-512 copy of a shared inline function for every machine.
+// the one source flash.inc; kernels_amx.cc adds a loop over tiles, kernels_avx512_bf16.cc one by
+// dot products. They share only these plain structs: the linker could keep the AVX-512 copy of a
+// shared inline function for every machine.
 #ifndef RAPT_ATTENTION_CPU_KERNELS_H_
 #define RAPT_ATTENTION_CPU_KERNELS_H_
 
@@ -248,6 +249,7 @@ struct KernelTable {
 extern const KernelTable kPortableKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512Bf16Kernels;
 extern const KernelTable kAmxKernels;
 
 // philox.h's DropoutKeeps, out of line.

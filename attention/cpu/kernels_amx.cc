@@ -17,6 +17,8 @@
 #include <immintrin.h>
 
 #include "attention/cpu/flash.inc"
+// After the kernels, which it uses.
+#include "attention/cpu/avx512_fallback.inc"
 #include "attention/cpu/tile_unit.h"
 
 namespace rapt::cpu {
@@ -656,8 +658,6 @@ bool FlashFp32(const FlashTask& task) {
   return outcome == TileOutcome::kDone;
 }
 
-bool FlashFp64(const FlashTask& task) { return kAvx512Kernels.flash_fp64(task); }
-
 int64_t TileScratchBytes(const FlashTask& task) {
   int64_t bytes = 0;
   WithTiles(task, [&](auto tag) RAPT_LAMBDA_INLINE {
@@ -665,22 +665,6 @@ int64_t TileScratchBytes(const FlashTask& task) {
   });
   return bytes;
 }
-
-// The backward pass has no tiles.
-bool BackwardFp32(const FlashBackward& backward) { return kAvx512Kernels.backward_fp32(backward); }
-bool BackwardFp64(const FlashBackward& backward) { return kAvx512Kernels.backward_fp64(backward); }
-
-// Nor has linear attention.
-template <LinearKernel KernelTable::*kKernel>
-int64_t LinearScratchBytes(const LinearTask& task) {
-  return (kAvx512Kernels.*kKernel).scratch_bytes(task);
-}
-template <LinearKernel KernelTable::*kKernel>
-bool RunLinear(const LinearTask& task) {
-  return (kAvx512Kernels.*kKernel).run(task);
-}
-template <LinearKernel KernelTable::*kKernel>
-constexpr LinearKernel kLinear = {LinearScratchBytes<kKernel>, RunLinear<kKernel>};
 
 }  // namespace
 

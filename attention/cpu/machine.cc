@@ -16,6 +16,8 @@ constexpr int kTileData = 18;
 // CPUID leaf 7, EDX.
 constexpr unsigned kAmxBf16 = 1u << 22;
 constexpr unsigned kAmxTile = 1u << 24;
+// CPUID leaf 7, subleaf 1, EAX.
+constexpr unsigned kAvx512Bf16 = 1u << 5;
 
 // The state that the operating system saves when it switches threads.
 uint64_t Xcr0() {
@@ -42,6 +44,12 @@ bool HasX8664V4() {
   return HasX8664V3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl");
+}
+
+bool HasFastAvx512Bf16() {
+  if (!HasX8664V4() || !__builtin_cpu_is("amd")) return false;
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kAvx512Bf16) != 0;
 }
 
 bool HasAmxBf16() {

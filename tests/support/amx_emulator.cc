@@ -225,6 +225,7 @@ namespace rapt::cpu {
 
 bool HasX8664V3() { return false; }
 bool HasX8664V4() { return false; }
+bool HasFastAvx512Bf16() { return false; }
 
 bool HasAmxBf16() {
   constexpr int kTileData = 18;

@@ -1,0 +1,223 @@
+// Kernels for AVX-512 and its dot products of pairs of bf16 numbers, each of which takes the time
+// of an FMA on AMD's processors.
+//
+// A few rows of BF16, as in decoding, are Flash's loop by dot products: Q K^T multiplies pairs of
+// neighbours in depth, exactly and summed in fp32; P V multiplies the weights of pairs of keys,
+// rounded to bf16 as on tiles, with their values. Everything else is left to the AVX-512 kernel.
+//
+// Dot products flush subnormals. Scores are scaled after Q K^T, which may overflow where FMA would
+// not, and V is not searched for NaN and Inf of hidden keys. A task whose sums are not finite
+// starts over with the AVX-512 kernel.
+#define RAPT_VECTOR_BYTES 64
+#define RAPT_MICRO_ROWS 6
+#define RAPT_MICRO_VECTORS 4
+#include <immintrin.h>
+
+#include "attention/cpu/flash.inc"
+// After the kernels, which it uses.
+#include "attention/cpu/avx512_fallback.inc"
+
+namespace rapt::cpu {
+namespace {
+
+// Elements of a vector of bf16 numbers.
+constexpr int64_t kPairLanes = 2 * Simd<float>::kLanes;
+constexpr int64_t kElementBytes = SizeOf(Element::kBFloat16);
+
+RAPT_INLINE __m512i LoadPairs(const std::byte* p) { return _mm512_loadu_si512(p); }
+
+RAPT_INLINE Vec<float> AddDots(Vec<float> sum, __m512i a, __m512i b) {
+  return (Vec<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+
+// Rows of Q are bf16, too.
+struct PairProducts {
+  using Real = float;
+  static constexpr int64_t kElements = kPairLanes;
+  static constexpr int64_t kSize = kElementBytes;
+
+  RAPT_INLINE static __m512i LoadRow(const float* row, int64_t d) {
+    return LoadPairs(reinterpret_cast<const std::byte*>(row) + d * kElementBytes);
+  }
+  RAPT_INLINE static __m512i LoadKey(const std::byte* row, int64_t d, int64_t) {
+    return LoadPairs(row + d * kElementBytes);
+  }
+  RAPT_INLINE static Vec<float> Add(Vec<float> sum, __m512i row, __m512i key) {
+    return AddDots(sum, row, key);
+  }
+};
+
+enum class Outcome : uint8_t { kDone, kAbandoned, kNotFinite };
+
+class PairFlash : private Flash<float> {
+ public:
+  // REQUIRES: Suits(task).
+  explicit PairFlash(const FlashTask& task) : Flash(task) {}
+
+  Outcome Run() {
+    LoadQueries<Element::kBFloat16>();
+    for (int64_t r = 0; r < t_.row_count; ++r) LoadQueryPairs(r);
+    FormRowBlocks();
+    for (int64_t j = KeysToRead().begin; j < t_.end; j = next_) {
+      const int64_t count = Min(kKeyBlock, t_.end - j);
+      if (!PassCheckpoint(count)) return Outcome::kAbandoned;
+      next_ = j + kKeyBlock;
+      FoldPairs(j, count);
+    }
+    if (!IsFinite() || !HasMaxima()) return Outcome::kNotFinite;
+    OrderColumns();
+    Finish();
+    return Outcome::kDone;
+  }
+
+ private:
+  // Replaces row r of Q by its elements.
+  void LoadQueryPairs(int64_t r) {
+    memcpy(q_ + r * lanes_d_, Read(t_.queries, t_.rows[r].query, KeyBytes()),
+           static_cast<size_t>(KeyBytes()));
+  }
+
+  void FoldPairs(int64_t j, int64_t count) {
+    const RowBlock& block = row_blocks_[0];
+    if (!Sees(block, j, count)) return;
+    FindKeyRows(j, count);
+    FindValueRows(j, count);
+    DotRows<PairProducts>(q_, lanes_d_, t_.row_count, {at_, count, t_.head_size}, RowsAhead(count),
+                          s_);
+    const int64_t columns = RoundUp(count, kLanes);
+    if (ScalesQueries()) ScaleScores(columns);
+    FinishScores(block, j, count, columns, /*emit=*/false);
+    FoldSoftmax(block, j, count, columns);
+    FindNextKeys(count);
+    const NextRows next = RowsAhead(count).From(count);
+    int64_t r = 0;
+    for (; r + 4 <= t_.row_count; r += 4) AddPairs<4>(r, count, r == 0 ? next : NextRows());
+    for (; r + 2 <= t_.row_count; r += 2) AddPairs<2>(r, count, r == 0 ? next : NextRows());
+    for (; r < t_.row_count; ++r) AddPairs<1>(r, count, r == 0 ? next : NextRows());
+  }
+
+  void ScaleScores(int64_t columns) {
+    const Vec<float> scale = Splat(static_cast<float>(t_.score.scale));
+    for (int64_t r = 0; r < t_.row_count; ++r) {
+      float* s = s_ + r * kKeyBlock;
+      for (int64_t c = 0; c < columns; c += kLanes) Store(s + c, Load(s + c) * scale);
+    }
+  }
+
+  // O = alpha O + P V for kRows rows.
+  template <int kRows>
+  void AddPairs(int64_t r, int64_t count, const NextRows& next) {
+    for (int n = 0; n < kRows; ++n) RoundWeights(s_ + (r + n) * kKeyBlock);
+    int64_t n = 0;
+    for (; n + 2 * kPairLanes <= t_.value_head_size; n += 2 * kPairLanes) {
+      AddPanelOfPairs<kRows, 2>(r, n, count, next);
+    }
+    if (n < t_.value_head_size) {
+      AddPanelOfPairs<kRows, 1>(r, n, count, next);
+    }
+  }
+
+  // Rounds a row of weights to bf16, in place.
+  static void RoundWeights(float* s) {
+    for (int64_t c = 0; c < kKeyBlock; c += kPairLanes) {
+      const auto first = (__m512)Load(s + c);
+      const auto second = (__m512)Load(s + c + kLanes);
+      _mm512_storeu_si512(s + c / 2, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+    }
+  }
+
+  // The same for kPairs vectors of pairs of columns from n on. The values of two keys are
+  // interleaved within 128 bits, so that a vector of sums has every other four columns; see
+  // OrderColumns().
+  template <int kRows, int kPairs>
+  void AddPanelOfPairs(int64_t r0, int64_t n, int64_t count, const NextRows& next) {
+    float* const o = o_ + r0 * lanes_dv_ + n;
+    Vec<float> sums[kRows][2 * kPairs];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 2 * kPairs; ++v) {
+        sums[r][v] = Load(o + r * lanes_dv_ + v * kLanes) * Splat(alpha_[r0 + r]);
+      }
+    }
+    for (int64_t c = 0; c < count; c += 2) {
+      // The weight of a key that only completes a pair is 0.
+      const std::byte* const rows[] = {at_[count + c], at_[count + Min(c + 1, count - 1)]};
+      __m512i pairs[2 * kPairs];
+#pragma GCC unroll 2
+      for (int v = 0; v < kPairs; ++v) {
+        const int64_t offset = (n + v * kPairLanes) * kElementBytes;
+        next.PrefetchLine(c, offset);
+        next.PrefetchLine(c + 1, offset);
+        const __m512i a = LoadPairs(rows[0] + offset);
+        const __m512i b = LoadPairs(rows[1] + offset);
+        pairs[2 * v] = _mm512_unpacklo_epi16(a, b);
+        pairs[2 * v + 1] = _mm512_unpackhi_epi16(a, b);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const auto* weights = reinterpret_cast<const std::byte*>(s_ + (r0 + r) * kKeyBlock);
+        const __m512i weight = _mm512_set1_epi32(LoadAs<int32_t>(weights + c * kElementBytes));
+#pragma GCC unroll 4
+        for (int v = 0; v < 2 * kPairs; ++v) sums[r][v] = AddDots(sums[r][v], weight, pairs[v]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 2 * kPairs; ++v) Store(o + r * lanes_dv_ + v * kLanes, sums[r][v]);
+    }
+  }
+
+  // Whether every row that sees an interval of keys has a maximum. Without one all of its scores
+  // may have overflowed.
+  bool HasMaxima() const {
+    for (int64_t r = 0; r < t_.row_count; ++r) {
+      const bool sees = t_.rows[r].score.begin < t_.rows[r].score.end;
+      if (sees && !__builtin_isfinite(m_[r])) return false;
+    }
+    return true;
+  }
+
+  // Puts the columns of O in order.
+  void OrderColumns() {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_or_si512(first, _mm512_set1_epi32(8));
+    for (int64_t n = 0; n < t_.row_count * lanes_dv_; n += kPairLanes) {
+      const auto low = (__m512)Load(o_ + n);
+      const auto high = (__m512)Load(o_ + n + kLanes);
+      Store(o_ + n, (Vec<float>)_mm512_permutex2var_ps(low, first, high));
+      Store(o_ + n + kLanes, (Vec<float>)_mm512_permutex2var_ps(low, second, high));
+    }
+  }
+};
+
+bool Suits(const FlashTask& task) {
+  return task.element == Element::kBFloat16 && !task.q8_0 && task.row_count <= kFewRows &&
+         task.head_size % kPairLanes == 0 && task.value_head_size % kPairLanes == 0 &&
+         task.score_stage == ScoreStage::kNone && task.alpha == 0 && !task.sparse &&
+         task.selection.indices == nullptr && task.additive.weights == nullptr &&
+         task.vectors.keys.data == nullptr && task.vectors.values.data == nullptr &&
+         task.rotary.rotate == nullptr;
+}
+
+bool FlashFp32(const FlashTask& task) {
+  const Outcome outcome = Suits(task) ? PairFlash(task).Run() : Outcome::kNotFinite;
+  if (outcome == Outcome::kNotFinite) return kAvx512Kernels.flash_fp32(task);
+  return outcome == Outcome::kDone;
+}
+
+}  // namespace
+
+extern const KernelTable kAvx512Bf16Kernels = {FlashFp32,
+                                               FlashFp64,
+                                               nullptr,
+                                               Rotate,
+                                               BackwardFp32,
+                                               BackwardFp64,
+                                               StoreRow<float>,
+                                               StoreRow<double>,
+                                               kLinear<&KernelTable::linear_fp32>,
+                                               kLinear<&KernelTable::linear_fp64>};
+
+}  // namespace rapt::cpu
