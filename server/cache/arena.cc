@@ -187,7 +187,8 @@ void Arena::GiveBackLocked(Zone& zone, int64_t index) {
 absl::Status Arena::Refuse(int64_t page_bytes, int64_t count) const {
   const int64_t needed =
       CheckedMul(page_bytes, count).value_or(std::numeric_limits<int64_t>::max());
-  int64_t free_bytes = std::max<int64_t>(0, capacity_bytes_ - committed_bytes_);
+  const int64_t free_slabs = std::max<int64_t>(0, capacity_bytes_ - committed_bytes_) / kSlabBytes;
+  int64_t free_bytes = free_slabs * kSlabBytes;
   const auto zone = zones_.find(RoundUp(std::min(page_bytes, capacity_bytes_), kPageAlignment));
   if (zone != zones_.end()) {
     // Of the slabs in use, only pages of the same size can take what is free.

@@ -97,6 +97,16 @@ TEST(ArenaTest, MemoryServesAnotherPageSizeOnceItIsFree) {
   for (const Arena::Page& page : *large) EXPECT_TRUE(IsFilled(page, 0));
 }
 
+// A record of a few bytes costs pages a whole slab.
+TEST(ArenaTest, WhatIsFreeForPagesIsWholeSlabs) {
+  Arena arena(2 * kSlab);
+  const auto record = arena.TryCharge(1);
+  ASSERT_TRUE(record.ok());
+  EXPECT_EQ(arena.Take(kSlab / 4, 5).status().message(),
+            "needs 2621440 bytes of pages, 2097152 are free");
+  EXPECT_TRUE(arena.Take(kSlab / 4, 4).ok());
+}
+
 TEST(ArenaTest, FillsGapsInSlabsInUseBeforeNewSlabs) {
   Arena arena(2 * kSlab);
   auto pages = arena.Take(kSlab / 4, 8);
