@@ -16,6 +16,7 @@
 #include "attention/data_checks.h"
 #include "attention/half.h"
 #include "attention/mechanism/softmax/query_row.h"
+#include "attention/q8_0.h"
 #include "attention/rotary/rotate.h"
 #include "base/aligned_buffer.h"
 #include "base/round_up.h"
@@ -41,6 +42,13 @@ double LoadAny(const std::byte* data, DType dtype, int64_t index) {
     return value;
   }
   return LoadElement(data, dtype, index);
+}
+
+double NumberOf(const TensorView& view, int64_t b, int64_t h, int64_t s, int64_t n) {
+  if (view.dtype == DType::kInt8) return q8_0::LoadNumber(view.FindRow(b, h, s), n);
+  std::byte element[sizeof(double)];
+  view.CopyElement(b, h, s, n, element);
+  return LoadAny(element, view.dtype, 0);
 }
 
 NumberSummary Summarize(absl::Span<const double> values) {
@@ -206,41 +214,64 @@ std::string Describe(const Problem& p) {
   if (p.values_in_keys) absl::StrAppend(&text, " values-in-keys");
   if (p.has_key_lengths) absl::StrAppend(&text, " key-lengths");
   if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
+  if (p.q8_0) absl::StrAppend(&text, " q8_0");
+  if (p.section && p.section->first_query != 0) {
+    absl::StrAppend(&text, " first-query=", p.section->first_query);
+  }
   return text;
 }
 
 namespace {
 
-std::string WhyNotChosen(const Backend& backend, const Problem& problem, const PlanOptions& options,
+absl::Status Prefers(const Backend& backend, const Problem& problem) {
+  return backend.Prefers(problem);
+}
+absl::Status Prefers(const Backend& /*backend*/, const TensorOperator& /*op*/) {
+  return absl::OkStatus();
+}
+
+template <typename What>
+std::string WhyNotChosen(const Backend& backend, const What& what, const PlanOptions& options,
                          const Plan& chosen) {
   if (options.backend != "auto") return absl::StrCat("the backend is set to ", options.backend);
-  const absl::Status preference = backend.Prefers(problem);
+  const absl::Status preference = Prefers(backend, what);
   if (!preference.ok()) return std::string(preference.message());
   return absl::StrCat("auto prefers ", chosen.Describe());
 }
 
-}  // namespace
-
-std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options) {
-  const absl::StatusOr<Plan> chosen = MakePlan(problem, options);
+template <typename What>
+std::vector<BackendChoice> ExplainChoiceOf(const What& what, const PlanOptions& options) {
+  const absl::StatusOr<Plan> chosen = MakePlan(what, options);
   std::vector<BackendChoice> choices;
   for (const Backend* backend : *options.backends) {
     BackendChoice choice;
     choice.backend = std::string(backend->name());
     PlanOptions named = options;
     named.backend = choice.backend;
-    const absl::StatusOr<Plan> plan = MakePlan(problem, named);
+    const absl::StatusOr<Plan> plan = MakePlan(what, named);
     choice.chosen = chosen.ok() && chosen->routing.backend == backend;
     if (!plan.ok()) {
       choice.reason = std::string(plan.status().message());
+    } else if (plan->routing.backend != backend) {
+      choice.reason = "the backend does not compute this operator";
     } else {
       choice.plan = plan->Describe();
       choice.workspace_bytes = plan->workspace_bytes();
-      if (!choice.chosen) choice.reason = WhyNotChosen(*backend, problem, options, *chosen);
+      if (!choice.chosen) choice.reason = WhyNotChosen(*backend, what, options, *chosen);
     }
     choices.push_back(std::move(choice));
   }
   return choices;
+}
+
+}  // namespace
+
+std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options) {
+  return ExplainChoiceOf(problem, options);
+}
+
+std::vector<BackendChoice> ExplainChoice(const TensorOperator& op, const PlanOptions& options) {
+  return ExplainChoiceOf(op, options);
 }
 
 namespace {
@@ -409,7 +440,7 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, int wor
       backward_(BackwardPlanOf(problem, workers)) {
   for (Role role : InputTensorsOf(problem)) {
     const TensorView& view = arguments.inputs[role];
-    inputs_.push_back({view, view.dims[0] * view.dims[1] * view.dims[2]});
+    inputs_.push_back({role, view.dims[0] * view.dims[1] * view.dims[2]});
     input_rows_ += inputs_.back().rows;
     MutexLock lock(mutex_);  // for the thread safety analysis; the object is not shared yet
     report_.inputs.push_back({role, std::string(names[role]), view.dtype, view.dims, {}, true});
@@ -494,7 +525,7 @@ void Diagnosis::SummarizeRow(int64_t task, const Arguments& arguments, const Rot
 void Diagnosis::SummarizeInputRow(int64_t row) {
   size_t input = 0;
   while (row >= inputs_[input].rows) row -= inputs_[input++].rows;
-  const TensorView& view = inputs_[input].view;
+  const TensorView& view = arguments_.inputs[inputs_[input].role];
   const int64_t s = row % view.dims[2];
   const int64_t h = row / view.dims[2] % view.dims[1];
   const int64_t b = row / view.dims[2] / view.dims[1];
@@ -502,9 +533,7 @@ void Diagnosis::SummarizeInputRow(int64_t row) {
   NumberSummary numbers;
   bool only_zero_and_one = true;
   for (int64_t n = 0; n < view.dims[3]; ++n) {
-    std::byte element[sizeof(double)];
-    view.CopyElement(b, h, s, n, element);
-    const double value = LoadAny(element, view.dtype, 0);
+    const double value = NumberOf(view, b, h, s, n);
     numbers.Add(value);
     only_zero_and_one = only_zero_and_one && (value == 0 || value == 1);
   }

@@ -22,6 +22,7 @@
 #include "attention/plan.h"
 #include "attention/problem.h"
 #include "attention/rotary/rotation.h"
+#include "attention/tensor_operator.h"
 #include "base/mutex.h"
 #include "base/thread_pool.h"
 
@@ -100,13 +101,15 @@ std::string Describe(const Problem& problem);
 
 // Returns the choice for every backend, in auto's order. REQUIRES: both arguments are valid.
 std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options);
+std::vector<BackendChoice> ExplainChoice(const TensorOperator& op, const PlanOptions& options);
 
 // Computes a report in stages of independent tasks, like a plan. The tasks of a stage may run
 // concurrently on any threads.
 class Diagnosis {
  public:
   // Borrows all arguments until Finish() returns. `workers` as in WorkspaceBytes(). REQUIRES: the
-  // problem and the inputs are valid.
+  // problem and the inputs are valid; the data of the inputs may be set until the first task runs.
+  // With Problem::q8_0, the last axis of K and V counts numbers, not the bytes of their rows.
   Diagnosis(const Problem& problem, const Arguments& arguments, int workers,
             const FieldNames& names = kOnnxNames);
 
@@ -122,7 +125,7 @@ class Diagnosis {
 
  private:
   struct Input {
-    TensorView view;
+    Role role;
     int64_t rows;
   };
 

@@ -28,7 +28,7 @@ double Element(const TensorView& view, int64_t b, int64_t h, int64_t s, int64_t 
 
 bool HasEstimates(const Problem& p) {
   return Variants().front().used(p) && !p.mask && !p.bias && !p.has_window() && p.softcap == 0 &&
-         !p.dropout && p.past_length == 0 && p.effective_scale() >= 0;
+         !p.dropout && !p.q8_0 && p.past_length == 0 && p.effective_scale() >= 0;
 }
 
 void EstimateFit::Merge(const EstimateFit& other) {

@@ -11,6 +11,7 @@
 #include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/cache_flags.h"
+#include "client/cli/cache_query.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/json.h"
 
@@ -35,11 +36,9 @@ void PrintAppended(const CacheInfo& cache, const ExpectedFlags& expected,
 }
 
 struct AttendFlags {
-  CacheFlags flags;
-  ExpectedFlags expected;
-  std::optional<std::string> k, v, head_sink, lse;
-  std::string y, dtype;
-  client::CacheAttendCall call;  // without tensors and layer
+  CacheQueryFlags query;
+  std::optional<std::string> k, v, lse;
+  std::string y;
   bool float_output = false;
 
   std::vector<Flag> Table() {
@@ -49,24 +48,8 @@ struct AttendFlags {
         {"output", "FILE", "result, [R, Hq, Dv]: a .npy file, or member y of an .npz file", &y, 'o',
          true},
         {"lse", "FILE", "logarithms of the sums of exponentials, [R, Hq]", &lse},
-        {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype}};
-    for (const Flag& flag : expected.Table()) table.push_back(flag);
-    for (const Flag& flag : std::vector<Flag>{
-             {"position", "N",
-              "position of the first row (default: the last row sees the last token)",
-              &call.position},
-             {"scale", "X", "scale of the scores (default: 1/sqrt(D))", &call.scale},
-             {"softcap", "X", "bound of the scores: X tanh(score / X) (default: 0, none)",
-              &call.softcap},
-             {"window", "N", "tokens visible before the row's own (default: all)",
-              &call.window.left},
-             {"head-sink", "FILE", "one more score for each head, without a value, [Hq]",
-              &head_sink},
-             {"float-output", "", "results in float32, for partial results", &float_output},
-             {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
-              &call.priority}}) {
-      table.push_back(flag);
-    }
+        {"float-output", "", "results in float32, for partial results", &float_output}};
+    for (const Flag& flag : query.Table()) table.push_back(flag);
     return table;
   }
 };
@@ -77,27 +60,23 @@ absl::Status Check(AttendFlags& flags) {
         absl::StrFormat("--%s is given without --%s; give both, or neither to append nothing",
                         flags.k ? "k" : "v", flags.k ? "v" : "k"));
   }
-  absl::Status status = ValidateDTypeFlag(flags.dtype);
-  if (!status.ok()) return status;
   return NormalizeOutputFiles({{"output", &flags.y}, {"lse", PathIn(flags.lse)}});
 }
 
 // The tensors of a call. Views refer to it.
 struct LoadedStep {
-  LoadedTensor q;
-  std::optional<LoadedTensor> k, v, head_sink;
+  CacheQuery query;
+  std::optional<LoadedTensor> k, v;
 };
 
 absl::StatusOr<LoadedStep> Load(const AttendFlags& flags) {
-  LoadedStep step;
-  absl::StatusOr<LoadedTensor> q = LoadTensor(flags.flags.operands[1], "q", flags.dtype);
-  if (!q.ok()) return q.status();
-  step.q = *std::move(q);
+  absl::StatusOr<CacheQuery> query = LoadQuery(flags.query);
+  if (!query.ok()) return query.status();
+  LoadedStep step{.query = *std::move(query), .k = {}, .v = {}};
   for (const auto& [path, name, out] :
-       {std::tuple(&flags.k, "k", &step.k), std::tuple(&flags.v, "v", &step.v),
-        std::tuple(&flags.head_sink, "head_sink", &step.head_sink)}) {
+       {std::tuple(&flags.k, "k", &step.k), std::tuple(&flags.v, "v", &step.v)}) {
     if (!*path) continue;
-    absl::StatusOr<LoadedTensor> tensor = LoadTensor(**path, name, flags.dtype);
+    absl::StatusOr<LoadedTensor> tensor = LoadTensor(**path, name, flags.query.dtype);
     if (!tensor.ok()) return tensor.status();
     *out = *std::move(tensor);
   }
@@ -108,17 +87,15 @@ ExitCode Attend(AttendFlags& flags) {
   if (absl::Status valid = Check(flags); !valid.ok()) return FailUsage(valid);
   const absl::StatusOr<LoadedStep> step = Load(flags);
   if (!step.ok()) return FailUsage(step.status());
-  const auto server = Connect(flags.flags.server);
+  const CacheFlags& common = flags.query.flags;
+  const auto server = Connect(common.server);
   if (!server.ok()) return FailConnect(server.status());
   const absl::StatusOr<CacheInfo> info =
-      FindCache(**server, flags.flags.operands[0], flags.expected);
+      FindCache(**server, common.operands[0], flags.query.expected);
   if (!info.ok()) return FailCall(info.status());
-  client::CacheAttendCall call = flags.call;
-  call.layer = static_cast<int32_t>(flags.expected.layer);
-  call.q = step->q.view();
+  client::CacheAttendCall call = CallOf(flags.query, step->query);
   if (step->k) call.k = step->k->view();
   if (step->v) call.v = step->v->view();
-  if (step->head_sink) call.head_sink = step->head_sink->view();
   call.wants_lse = flags.lse.has_value();
   if (flags.float_output) call.output = client::DType::kFloat32;
   const auto start = std::chrono::steady_clock::now();
@@ -131,7 +108,7 @@ ExitCode Attend(AttendFlags& flags) {
                 .backend = result->backend,
                 .plan = result->plan};
   if (flags.lse) report.outputs.push_back({"lse", *flags.lse, *result->lse, result->lse->shape()});
-  return WriteAndPrint(report, elapsed.count(), flags.flags.json);
+  return WriteAndPrint(report, elapsed.count(), common.json);
 }
 
 }  // namespace
@@ -179,7 +156,7 @@ ExitCode RunCacheAttend(CommandArguments arguments) {
                    "rapt cache attend $ID q.npy --k k.npy --v v.npy --at 0 --window 128 --lse "
                    "lse.npy -o y.npy --json"},
       .max_operands = 2};
-  if (const auto done = flags.flags.Parse(line, arguments, 2)) return *done;
+  if (const auto done = flags.query.flags.Parse(line, arguments, 2)) return *done;
   return Attend(flags);
 }
 

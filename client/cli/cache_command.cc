@@ -213,6 +213,7 @@ constexpr Command kCommands[] = {
     {"create", "make a cache and print its id", RunCreate},
     {"append", "append keys and values of tokens to a layer", RunCacheAppend},
     {"attend", "attend over a layer, after appending to it", RunCacheAttend},
+    {"diagnose", "explain a result that looks wrong", RunCacheDiagnose},
     {"fork", "make a cache of another one's first tokens", RunFork},
     {"truncate", "keep the first tokens only", RunTruncate},
     {"list", "list your caches", RunList},

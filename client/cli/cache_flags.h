@@ -46,9 +46,11 @@ absl::StatusOr<client::CacheInfo> FindCache(client::Client& server, const std::s
 // "--lease" as milliseconds. InvalidArgument unless it is 0 to 2^31 s.
 absl::StatusOr<std::chrono::milliseconds> LeaseOf(double seconds);
 
-// `rapt cache append`, `rapt cache attend`, `rapt cache export` and `rapt cache import`.
+// `rapt cache append`, `rapt cache attend`, `rapt cache diagnose`, `rapt cache export` and `rapt
+// cache import`.
 ExitCode RunCacheAppend(CommandArguments arguments);
 ExitCode RunCacheAttend(CommandArguments arguments);
+ExitCode RunCacheDiagnose(CommandArguments arguments);
 ExitCode RunCacheExport(CommandArguments arguments);
 ExitCode RunCacheImport(CommandArguments arguments);
 

@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "client/cpp/cache_calls.h"
 #include "client/cpp/cache_codec.h"
+#include "client/cpp/codec.h"
 
 namespace rapt::client {
 namespace {
@@ -21,6 +22,7 @@ using Stub = v1::CacheService::Stub;
 
 constexpr char kAppend[] = "/rapt.v1.CacheService/Append";
 constexpr char kAttend[] = "/rapt.v1.CacheService/Attend";
+constexpr char kDiagnose[] = "/rapt.v1.CacheService/Diagnose";
 
 // How long a destructor waits for the server.
 constexpr std::chrono::seconds kCloseTimeout{1};
@@ -50,6 +52,15 @@ absl::StatusOr<int32_t> RowsOf(const char* name, const std::optional<TensorView>
 }
 
 constexpr char kDrawn[] = "drawn-";
+
+// The item of a call on one cache.
+absl::StatusOr<CacheItem> ItemOf(Cache& cache, const CacheAttendCall& call) {
+  const absl::StatusOr<int32_t> rows = RowsOf("q", call.q);
+  if (!rows.ok()) return rows.status();
+  const absl::StatusOr<int32_t> new_tokens = RowsOf("k", call.k);
+  if (!new_tokens.ok()) return new_tokens.status();
+  return CacheItem{&cache, *rows, *new_tokens, call.position};
+}
 
 }  // namespace
 
@@ -228,15 +239,11 @@ absl::StatusOr<std::vector<CacheItemResult>> Cache::Append(absl::Span<const Cach
 
 absl::StatusOr<CacheAttendResult> Cache::Attend(const CacheAttendCall& call,
                                                 const CallOptions& options) {
-  const absl::StatusOr<int32_t> rows = RowsOf("q", call.q);
-  if (!rows.ok()) return rows.status();
-  const absl::StatusOr<int32_t> new_tokens = RowsOf("k", call.k);
-  if (!new_tokens.ok()) return new_tokens.status();
+  const absl::StatusOr<CacheItem> item = ItemOf(*this, call);
+  if (!item.ok()) return item.status();
   CacheAttendCall batch = call;
   batch.position.reset();
-  return AttendCaches(
-      {{.cache = this, .rows = *rows, .new_tokens = *new_tokens, .position = call.position}}, batch,
-      options);
+  return AttendCaches({*item}, batch, options);
 }
 
 absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items,
@@ -279,6 +286,22 @@ absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items
     items[n].cache->state_->Appended(call.layer, known[n].at + items[n].new_tokens, start);
   }
   return result;
+}
+
+absl::StatusOr<Diagnosis> Cache::Diagnose(const CacheAttendCall& call, const CallOptions& options) {
+  if (state_ == nullptr) return Empty();
+  const absl::StatusOr<CacheItem> item = ItemOf(*this, call);
+  if (!item.ok()) return item.status();
+  const absl::StatusOr<KnownItem> known = state_->At(call.layer);
+  if (!known.ok()) return known.status();
+  UnaryCalls& calls = state_->unary();
+  const Deadline deadline = calls.DeadlineOf(options);
+  const auto request = EncodeAttend({*item}, {*known}, call, calls.options().max_message_bytes);
+  if (!request.ok()) return request.status();
+  const auto response = calls.Send<v1::DiagnoseResponse>(kDiagnose, *request, options, deadline,
+                                                         calls.options().retries);
+  if (!response.ok()) return response.status();
+  return Decode(*response);
 }
 
 absl::StatusOr<Cache> Cache::Fork(const ForkOptions& fork, const CallOptions& options) {

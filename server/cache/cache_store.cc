@@ -232,7 +232,7 @@ absl::StatusOr<CacheList> CacheStore::List(const std::string& owner, int64_t pag
 
 absl::StatusOr<CacheStore::Batch> CacheStore::Open(const std::string& owner,
                                                    absl::Span<const LayerCall> calls,
-                                                   std::string field) {
+                                                   std::string field, Leases leases) {
   absl::flat_hash_set<std::pair<absl::string_view, int64_t>> seen;
   std::vector<std::string> ids;
   for (size_t n = 0; n < calls.size(); ++n) {
@@ -244,7 +244,7 @@ absl::StatusOr<CacheStore::Batch> CacheStore::Open(const std::string& owner,
   Batch batch;
   batch.field_ = std::move(field);
   batch.calls_.assign(calls.begin(), calls.end());
-  for (const auto& found : directory_.FindAll(owner, ids, /*renews=*/true)) {
+  for (const auto& found : directory_.FindAll(owner, ids, leases == Leases::kRenewed)) {
     const LayerCall& call = calls[batch.states_.size()];
     batch.caches_.push_back(found.ok() ? found->cache : nullptr);
     batch.states_.push_back(found.ok() ? found->cache->Find(call)

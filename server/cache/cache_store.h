@@ -103,11 +103,13 @@ class CacheStore {
   // The caches of one call, found when it came. They stay until it has ended, closed or not. The
   // store outlives it.
   class Batch;
+  // What a call does to the leases of its caches.
+  enum class Leases : uint8_t { kRenewed, kKept };
   // Finds the layers of a call and checks what can be checked without their tokens: a state for
   // each, whose status may be an error. InvalidArgument for a layer that occurs twice. Errors name
   // a layer's place in `field`: "parts[2]: ".
   absl::StatusOr<Batch> Open(const std::string& owner, absl::Span<const LayerCall> calls,
-                             std::string field = "parts");
+                             std::string field = "parts", Leases leases = Leases::kRenewed);
 
   // Appends to each layer at its place: at = length is applied; tokens that the layer has already
   // are compared, and ABORTED if they are others. Evicts the tokens that no later row can see.
@@ -140,6 +142,11 @@ class CacheStore {
   int64_t caches() const { return directory_.size(); }
   std::chrono::nanoseconds default_lease() const { return options_.default_lease; }
   const Arena& arena() const { return context_.arena; }
+
+  // Returns a status that carries the reason, and counts it.
+  absl::Status Fail(Reason reason, absl::StatusCode code, absl::string_view message) {
+    return refusals_.Fail(reason, code, message);
+  }
 
   // Counts bytes of keys and values that a call reads, and those that it does not read again
   // because items share them.

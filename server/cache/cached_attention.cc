@@ -288,8 +288,8 @@ void CachedAttention::CountRead(CacheStore& store) const {
   store.CountRead((tokens - saved) * token_bytes, saved * token_bytes);
 }
 
-absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::string& owner,
-                                               AttendCall call) {
+absl::StatusOr<std::shared_ptr<const TensorOperator>> CachedAttention::Open(
+    CacheStore& store, const std::string& owner, AttendCall call, CacheStore::Leases leases) {
   call_ = std::move(call);
   const size_t count = call_.items.size();
   if (count < 1 || count > kMaxItems) {
@@ -302,7 +302,7 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
     }
     layers.push_back(call_.items[n].call);
   }
-  absl::StatusOr<CacheStore::Batch> batch = store.Open(owner, layers, "items");
+  absl::StatusOr<CacheStore::Batch> batch = store.Open(owner, layers, "items", leases);
   if (!batch.ok()) return batch.status();
   batch_ = *std::move(batch);
   if (absl::Status status = batch_->FirstError(call_.partial); !status.ok()) return status;
@@ -318,7 +318,12 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   tokens_.resize(count);
   for (size_t n = 0; n < count; ++n) SetItem(n, batch_->states()[n]);
   if (call_.shares_prefixes) FindPrefixes(batch_->states());
-  auto op = MakeRaggedAttention(ragged_, *this);
+  return MakeRaggedAttention(ragged_, *this);
+}
+
+absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::string& owner,
+                                               AttendCall call) {
+  auto op = Open(store, owner, std::move(call), CacheStore::Leases::kRenewed);
   if (!op.ok()) return op.status();
   Request request;
   request.model = Model::kAttentionSession;

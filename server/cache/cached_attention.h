@@ -65,6 +65,17 @@ class CachedAttention final : public RaggedSource {
   // of CacheStore. REQUIRES: called once; `store` outlives this.
   absl::StatusOr<Request> Start(CacheStore& store, const std::string& owner, AttendCall call);
 
+  // The part of Start() that does nothing to the caches but renew their leases, if at all: checks
+  // the call, finds the caches and returns the operator, which runs only after Start().
+  absl::StatusOr<std::shared_ptr<const TensorOperator>> Open(CacheStore& store,
+                                                             const std::string& owner,
+                                                             AttendCall call,
+                                                             CacheStore::Leases leases);
+  // The call after Open(), and what it found.
+  const AttendCall& call() const { return call_; }
+  const RaggedCall& ragged() const { return ragged_; }
+  absl::Span<const LayerState> states() const { return batch_->states(); }
+
   // Of each item, once the request has succeeded.
   absl::Span<const AppendResult> results() const { return results_; }
   // Returns the pages that only this call still holds.

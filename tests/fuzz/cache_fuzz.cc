@@ -17,6 +17,7 @@
 #include "server/cache/arena.h"
 #include "server/cache/cache_store.h"
 #include "server/cache/cached_attention.h"
+#include "server/cache/cached_diagnosis.h"
 #include "server/engine.h"
 #include "server/execution/executor.h"
 #include "server/protocols/message_parts.h"
@@ -79,7 +80,7 @@ class Session {
   }
 
   void Call(int method, const std::string& bytes) {
-    switch (method % 7) {
+    switch (method % 8) {
       case 0:
         return Create(bytes);
       case 1:
@@ -92,6 +93,8 @@ class Session {
         return Attend(bytes);
       case 5:
         return List(bytes);
+      case 6:
+        return Diagnose(bytes);
       default:
         return Get(bytes);
     }
@@ -176,6 +179,22 @@ class Session {
     RAPT_CHECK(response.ParseFromString(
                    test::Gather(native::EncodeAttendCached(*op, attention.results(), result))),
                "the response cannot be parsed");
+  }
+
+  void Diagnose(const std::string& bytes) {
+    const test::WireMessage message(bytes, kSliceBytes);
+    auto decoded = native::DecodeAttendCached(message.bytes());
+    if (!decoded.ok()) return CheckRefusal(decoded.status());
+    for (cache::AttendItem& item : decoded->call.items) item.call.cache = IdOf(item.call.cache);
+    cache::CachedDiagnosis diagnosis;
+    auto request = diagnosis.Start(store_, kOwner, std::move(decoded->call));
+    if (!request.ok()) return CheckRefusal(request.status());
+    const Result result = Compute(*std::move(request));
+    if (!result.status.ok()) return CheckRefusal(result.status);
+    v1::DiagnoseResponse response;
+    RAPT_CHECK(response.ParseFromString(test::Gather(
+                   native::EncodeDiagnosis(diagnosis, TheServer().engine.plan_options()))),
+               "the report cannot be parsed");
   }
 
   static void Run(absl::StatusOr<Request> request) {

@@ -16,8 +16,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/q8_0.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/support/cache_caller.h"
+#include "tests/support/cache_model.h"
 #include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/server_process.h"
@@ -29,80 +30,10 @@ namespace {
 using grpc::StatusCode;
 using ::testing::HasSubstr;
 
-constexpr int64_t kKvHeads = 2, kQueryHeads = 4, kHeadSize = 8, kValueSize = 6;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-v1::Tensor ToMessage(const std::vector<float>& values, const std::vector<int64_t>& shape) {
-  v1::Tensor tensor;
-  tensor.set_dtype(v1::FP32);
-  tensor.mutable_shape()->Assign(shape.begin(), shape.end());
-  tensor.set_data(values.data(), values.size() * sizeof(float));
-  return tensor;
-}
-
-std::vector<float> Values(const v1::Tensor& tensor) {
-  std::vector<float> values(tensor.data().size() / sizeof(float));
-  std::copy_n(tensor.data().data(), tensor.data().size(), reinterpret_cast<char*>(values.data()));
-  return values;
-}
-
-// New tokens: keys [n, Hkv, D] and values [n, Hkv, Dv].
-struct Tokens {
-  std::vector<float> keys, values;
-
-  int64_t count() const { return static_cast<int64_t>(keys.size()) / (kKvHeads * kHeadSize); }
-  v1::Tensor k() const { return ToMessage(keys, {count(), kKvHeads, kHeadSize}); }
-  v1::Tensor v() const { return ToMessage(values, {count(), kKvHeads, kValueSize}); }
-  void Add(const Tokens& more) {
-    keys.insert(keys.end(), more.keys.begin(), more.keys.end());
-    values.insert(values.end(), more.values.begin(), more.values.end());
-  }
-  Tokens Slice(int64_t begin, int64_t count) const {
-    const auto part = [&](const std::vector<float>& of, int64_t size) {
-      const auto first = of.begin() + begin * kKvHeads * size;
-      return std::vector<float>(first, first + count * kKvHeads * size);
-    };
-    return {part(keys, kHeadSize), part(values, kValueSize)};
-  }
-  void Resize(int64_t count) {
-    keys.resize(static_cast<size_t>(count * kKvHeads * kHeadSize));
-    values.resize(static_cast<size_t>(count * kKvHeads * kValueSize));
-  }
-};
-
-std::vector<float> Random(int64_t count, Rng& rng) {
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = static_cast<float>(Uniform(rng, -2, 2));
-  return values;
-}
-
-Tokens RandomTokens(int64_t count, Rng& rng) {
-  return {Random(count * kKvHeads * kHeadSize, rng), Random(count * kKvHeads * kValueSize, rng)};
-}
-
-// Returns rows of `size` numbers as they are after they were stored in 8 bits.
-std::vector<float> Rounded(const std::vector<float>& numbers, int64_t size) {
-  std::vector<float> rounded;
-  std::vector<std::byte> row(static_cast<size_t>(q8_0::RowBytes(size)));
-  for (size_t n = 0; n < numbers.size(); n += static_cast<size_t>(size)) {
-    const auto* from = reinterpret_cast<const std::byte*>(numbers.data() + n);
-    q8_0::StoreRow(from, DType::kFloat32, size, row.data());
-    for (int64_t e = 0; e < size; ++e) rounded.push_back(q8_0::LoadNumber(row.data(), e));
-  }
-  return rounded;
-}
-
-// Returns tokens as a cache has them.
-Tokens Stored(const Tokens& tokens, v1::Storage storage) {
-  if (storage == v1::STORAGE_PLAIN) return tokens;
-  return {Rounded(tokens.keys, kHeadSize), Rounded(tokens.values, kValueSize)};
-}
-
-// What a layer of a cache holds.
-struct LayerModel {
-  Tokens tokens;
-  int64_t keep_first = 0, keep_last = 0;
-};
+// A server's memory stays within its budgets and this.
+constexpr int64_t kOtherBytes = 128 << 20;
+constexpr int64_t kSuiteCacheBytes = 64 << 20, kSuiteBudgetBytes = 256 << 20;
 
 struct CacheModel {
   v1::Cache info;
@@ -115,161 +46,33 @@ struct CacheModel {
   }
 };
 
-// One item's rows of y and lse by the definition. `q`: [rows, Hq, D].
-struct Answer {
-  std::vector<double> y, lse;
-};
-
-Answer Define(const LayerModel& layer, int64_t keys, int64_t first_position, int64_t position,
-              int64_t rows, const float* q, std::optional<int64_t> left) {
-  Answer answer;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t h = 0; h < kQueryHeads; ++h) {
-      const int64_t kv = h / (kQueryHeads / kKvHeads);
-      std::vector<std::pair<int64_t, double>> scores;
-      double max = -kInfinity;
-      for (int64_t t = 0; t < keys; ++t) {
-        const int64_t distance = position + r - (first_position + t);
-        if (distance < 0) continue;
-        const bool is_first = first_position + t < layer.keep_first;
-        const bool is_kept = layer.keep_last == 0 || distance < layer.keep_last;
-        if (!is_first && !(is_kept && (!left || distance <= *left))) continue;
-        double score = 0;
-        for (int64_t e = 0; e < kHeadSize; ++e) {
-          score += static_cast<double>(q[(r * kQueryHeads + h) * kHeadSize + e]) *
-                   layer.tokens.keys[(t * kKvHeads + kv) * kHeadSize + e];
-        }
-        score /= std::sqrt(static_cast<double>(kHeadSize));
-        scores.emplace_back(t, score);
-        max = std::max(max, score);
-      }
-      double sum = 0;
-      std::vector<double> y(kValueSize, 0);
-      for (const auto& [t, score] : scores) {
-        const double weight = std::exp(score - max);
-        sum += weight;
-        for (int64_t e = 0; e < kValueSize; ++e) {
-          y[e] += weight * layer.tokens.values[(t * kKvHeads + kv) * kValueSize + e];
-        }
-      }
-      for (double value : y) answer.y.push_back(scores.empty() ? 0 : value / sum);
-      answer.lse.push_back(scores.empty() ? -kInfinity : max + std::log(sum));
-    }
-  }
-  return answer;
-}
-
-void ExpectClose(const v1::Tensor& got, const std::vector<double>& want, const char* name) {
-  const std::vector<float> values = Values(got);
-  ASSERT_EQ(values.size(), want.size()) << name;
-  for (size_t n = 0; n < want.size(); ++n) {
-    if (values[n] == want[n]) continue;  // infinities
-    ASSERT_NEAR(values[n], want[n], 2e-5 * (1 + std::abs(want[n]))) << name << " " << n;
-  }
-}
-
-class CacheServiceTest : public ::testing::Test {
+class CacheServiceTest : public ::testing::Test, protected CacheCaller {
  protected:
   static void SetUpTestSuite() {
-    server_ = new ServerProcess(
-        {"--threads=2", "--kv_cache_bytes=67108864", "--instance_name=me", "--grace_period=0s"});
+    server_ = new ServerProcess({"--threads=2", absl::StrCat("--kv_cache_bytes=", kSuiteCacheBytes),
+                                 absl::StrCat("--memory_budget_bytes=", kSuiteBudgetBytes),
+                                 "--instance_name=me", "--grace_period=0s"});
+    memory_ = new MemoryWatch(server_->pid());
   }
-  static void TearDownTestSuite() { delete server_; }
+  static void TearDownTestSuite() {
+    if (kRssIsMeaningful) {
+      EXPECT_LE(memory_->peak(), kSuiteCacheBytes + kSuiteBudgetBytes + kOtherBytes);
+    }
+    delete memory_;
+    delete server_;
+  }
 
   void SetUp() override { stub_ = StubOf(*server_); }
-
-  static std::unique_ptr<v1::CacheService::Stub> StubOf(const ServerProcess& server) {
-    return v1::CacheService::NewStub(
-        grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
-  }
-
-  // Calls a method; the trailer rapt-reason is in reason_.
-  template <typename Method, typename Request, typename Response>
-  grpc::Status Call(Method method, const Request& request, Response& response) {
-    grpc::ClientContext context;
-    response.Clear();
-    const grpc::Status status = ((*stub_).*method)(&context, request, &response);
-    const auto& trailers = context.GetServerTrailingMetadata();
-    const auto reason = trailers.find("rapt-reason");
-    reason_ =
-        reason == trailers.end() ? "" : std::string(reason->second.data(), reason->second.size());
-    return status;
-  }
-
-  grpc::Status Create(const v1::CreateRequest& request, v1::Cache& cache) {
-    return Call(&v1::CacheService::Stub::Create, request, cache);
-  }
-  grpc::Status Append(const v1::AppendRequest& request, v1::AppendResponse& response) {
-    return Call(&v1::CacheService::Stub::Append, request, response);
-  }
-  grpc::Status Attend(const v1::AttendCachedRequest& request, v1::AttendCachedResponse& response) {
-    return Call(&v1::CacheService::Stub::Attend, request, response);
-  }
-
-  static v1::CreateRequest CreateOf(int layers = 2) {
-    v1::CreateRequest request;
-    request.set_dtype(v1::FP32);
-    v1::LayerShape& shape = *request.add_shapes();
-    shape.set_layers(layers);
-    shape.set_kv_heads(kKvHeads);
-    shape.set_head_size(kHeadSize);
-    shape.set_value_head_size(kValueSize);
-    return request;
-  }
-
-  v1::Cache CreateCache(const v1::CreateRequest& request = CreateOf()) {
-    v1::Cache cache;
-    const grpc::Status status = Create(request, cache);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return cache;
-  }
-
-  static v1::AppendRequest AppendOf(const v1::Cache& cache, int layer, int64_t at,
-                                    const Tokens& tokens) {
-    v1::AppendRequest request;
-    v1::AppendPart& part = *request.add_parts();
-    part.set_cache(cache.id());
-    part.set_generation(cache.generation());
-    part.set_layer(layer);
-    part.set_at(at);
-    *part.mutable_k() = tokens.k();
-    *part.mutable_v() = tokens.v();
-    return request;
-  }
-
-  // One item, with new tokens and rows.
-  static v1::AttendCachedRequest AttendOf(const v1::Cache& cache, int layer, int64_t at,
-                                          const Tokens& tokens, int rows, Rng& rng) {
-    v1::AttendCachedRequest request;
-    request.set_layer(layer);
-    v1::Item& item = *request.add_items();
-    item.set_cache(cache.id());
-    item.set_generation(cache.generation());
-    item.set_rows(rows);
-    item.set_new_tokens(static_cast<int>(tokens.count()));
-    item.set_at(at);
-    *request.mutable_q() =
-        ToMessage(Random(rows * kQueryHeads * kHeadSize, rng), {rows, kQueryHeads, kHeadSize});
-    if (tokens.count() == 0) return request;
-    *request.mutable_k() = tokens.k();
-    *request.mutable_v() = tokens.v();
-    return request;
-  }
-
-  void ExpectFails(const grpc::Status& status, StatusCode code, const std::string& reason) {
-    EXPECT_EQ(status.error_code(), code) << status.error_message();
-    EXPECT_EQ(reason_, reason) << status.error_message();
-  }
 
   // Random operations on up to 12 caches, compared with models of them.
   void RunRandomOperations(int operations, v1::Storage storage);
 
   static ServerProcess* server_;
-  std::unique_ptr<v1::CacheService::Stub> stub_;
-  std::string reason_;
+  static MemoryWatch* memory_;
 };
 
 ServerProcess* CacheServiceTest::server_ = nullptr;
+MemoryWatch* CacheServiceTest::memory_ = nullptr;
 
 TEST_F(CacheServiceTest, AStepAppendsAndAttends) {
   Rng rng(1);
@@ -633,7 +436,7 @@ TEST_F(CacheServiceTest, AnItemThatFailsLeavesTheOthersAlone) {
 }
 
 TEST_F(CacheServiceTest, RunsOutOfPagesAtOnceAndOthersKeepTheirBits) {
-  constexpr int64_t kCacheBytes = 48 << 20, kBudgetBytes = 64 << 20, kOthers = 128 << 20;
+  constexpr int64_t kCacheBytes = 48 << 20, kBudgetBytes = 64 << 20;
   const ServerProcess server({"--threads=2", absl::StrCat("--kv_cache_bytes=", kCacheBytes),
                               absl::StrCat("--memory_budget_bytes=", kBudgetBytes),
                               "--grace_period=0s"});
@@ -666,7 +469,7 @@ TEST_F(CacheServiceTest, RunsOutOfPagesAtOnceAndOthersKeepTheirBits) {
   ASSERT_TRUE(Call(&v1::CacheService::Stub::Close, ids, closed).ok());
   EXPECT_TRUE(Append(AppendOf(kept, 0, 1000, more), response).ok());
   EXPECT_GT(memory.peak(), kCacheBytes / 2);
-  EXPECT_LE(memory.peak(), kCacheBytes + kBudgetBytes + kOthers);
+  EXPECT_LE(memory.peak(), kCacheBytes + kBudgetBytes + kOtherBytes);
 }
 
 TEST_F(CacheServiceTest, AnExpiredCacheIsGoneAndItsPagesAreFree) {

@@ -45,6 +45,24 @@ RaggedItem Normalized(RaggedItem item) {
   return item;
 }
 
+// A problem of rows of the call, without keys.
+Problem RowsProblem(const RaggedCall& call, int64_t rows) {
+  Problem problem;
+  problem.dtype = call.dtype;
+  problem.q8_0 = call.q8_0;
+  problem.batch = 1;
+  problem.query_heads = call.query_heads;
+  problem.kv_heads = call.kv_heads;
+  problem.query_length = rows;
+  problem.head_size = call.head_size;
+  problem.value_head_size = call.value_head_size;
+  problem.scale = call.scale;
+  problem.softcap = call.softcap;
+  problem.causal = true;
+  problem.section = Section{.query_length = rows};
+  return problem;
+}
+
 // Counts the pairs of a row and a token that it sees, as far as ranges tell.
 double VisiblePairs(const RaggedItem& item, const VisibleTokens& visible) {
   double keys = static_cast<double>(visible.first.end - visible.first.begin);
@@ -282,21 +300,9 @@ class RaggedAttention final : public TensorOperator {
 
   // A valid problem of one part, without keys yet.
   Problem PartProblem(int64_t rows) const {
-    Problem p;
-    p.dtype = call_.dtype;
-    p.q8_0 = call_.q8_0;
-    p.batch = 1;
-    p.query_heads = call_.query_heads;
-    p.kv_heads = call_.kv_heads;
-    p.query_length = rows;
-    p.head_size = call_.head_size;
-    p.value_head_size = call_.value_head_size;
-    p.scale = call_.scale;
-    p.softcap = call_.softcap;
-    p.causal = true;
-    p.section = Section{.query_length = rows};
-    p.folds = true;
-    return p;
+    Problem problem = RowsProblem(call_, rows);
+    problem.folds = true;
+    return problem;
   }
 
   // One thread plans each part, so that its bits do not depend on their number.
@@ -532,6 +538,18 @@ VisibleTokens VisibleTokensOf(const RaggedItem& item) {
   const TokenRange first = {0, std::min(end, std::max<int64_t>(0, item.first_keys))};
   const int64_t begin = item.position <= item.left_window ? 0 : item.position - item.left_window;
   return {.first = first, .recent = {std::max(first.end, begin), end}};
+}
+
+Problem ProblemOf(const RaggedCall& call, const RaggedItem& item) {
+  const RaggedItem normalized = Normalized(item);
+  Problem problem = RowsProblem(call, item.rows);
+  problem.key_length = problem.section->key_length = item.keys;
+  problem.section->first_query = normalized.position;
+  problem.left_window = normalized.left_window;
+  if (problem.has_window())
+    problem.prefix_keys = std::clamp<int64_t>(item.first_keys, 0, item.keys);
+  problem.head_sink = call.head_sink;
+  return problem;
 }
 
 bool SeesAll(const RaggedItem& item, int64_t tokens) {

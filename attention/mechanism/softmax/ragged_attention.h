@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "attention/problem.h"
 #include "attention/tensor_operator.h"
 #include "attention/tensor_view.h"
 
@@ -94,6 +95,10 @@ struct RaggedCall {
   bool heads_first = false;
   bool lse_heads_first = false;
 };
+
+// Returns what an item means as a problem of its own: Q [1, Hq, rows, D] over all keys, [1, Hkv,
+// keys, D] and [1, Hkv, keys, Dv]. Its section has the position of the first row.
+Problem ProblemOf(const RaggedCall& call, const RaggedItem& item);
 
 // The longest run of keys that one task computes. A row's keys are divided at multiples of it, and
 // the parts merged in order, so that a row's bits depend on neither the other items nor the

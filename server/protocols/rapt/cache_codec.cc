@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/cache/limits.h"
 #include "server/protocols/rapt/codec.h"
+#include "server/protocols/rapt/reports.h"
 #include "server/protocols/response_size.h"
 
 namespace rapt::native {
@@ -308,6 +309,22 @@ ResponseMessage EncodeAttendCached(const TensorOperator& op,
 ResponseMessage EncodeAppend(absl::Span<const cache::AppendResult> parts) {
   v1::AppendResponse fields;
   for (const cache::AppendResult& part : parts) WriteResult(part, *fields.add_results());
+  ResponseMessage response;
+  response.Append(fields.SerializeAsString());
+  return response;
+}
+
+ResponseMessage EncodeDiagnosis(cache::CachedDiagnosis& diagnosis, const PlanOptions& options) {
+  const DiagnosisReport report = diagnosis.Finish(options);
+  InputMap<v1::Tensor> tensors;
+  for (const TensorSummary& input : report.inputs) {
+    const TensorSpec& spec = diagnosis.spec(input.role);
+    tensors[input.role].set_dtype(CodeOf(spec.dtype));
+    tensors[input.role].mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
+  }
+  v1::DiagnoseResponse fields;
+  EncodeDiagnosis(
+      report, [&](Role role) -> const v1::Tensor& { return tensors[role]; }, fields);
   ResponseMessage response;
   response.Append(fields.SerializeAsString());
   return response;

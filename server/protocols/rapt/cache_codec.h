@@ -13,6 +13,7 @@
 #include "server/cache/cache_store.h"
 #include "server/cache/cache_transfer.h"
 #include "server/cache/cached_attention.h"
+#include "server/cache/cached_diagnosis.h"
 #include "server/protocols/message_parts.h"
 #include "server/request.h"
 
@@ -48,6 +49,8 @@ ResponseMessage EncodeAttendCached(const TensorOperator& op,
                                    absl::Span<const cache::AppendResult> items,
                                    const Result& result);
 ResponseMessage EncodeAppend(absl::Span<const cache::AppendResult> parts);
+// REQUIRES: the diagnosis' request has succeeded.
+ResponseMessage EncodeDiagnosis(cache::CachedDiagnosis& diagnosis, const PlanOptions& options);
 
 // The bytes of a KvTokens beside those of keys and values, at most.
 inline constexpr int64_t kMaxKvFieldBytes = 128;

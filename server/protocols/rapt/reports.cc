@@ -155,11 +155,18 @@ void DescribeBackend(const Backend& backend, const PlanOptions& options, v1::Bac
 
 void EncodeDiagnosis(const v1::AttendRequest& call, const v1::AttendBackwardRequest& backward,
                      const DiagnosisReport& report, v1::DiagnoseResponse& response) {
+  const auto sent = [&](Role role) -> const v1::Tensor& {
+    const bool is_forward = std::find(kInputs.begin(), kInputs.end(), role) != kInputs.end();
+    return is_forward ? TensorOf(call, role) : TensorOf(backward, role);
+  };
+  EncodeDiagnosis(report, sent, response);
+}
+
+void EncodeDiagnosis(const DiagnosisReport& report, absl::FunctionRef<const v1::Tensor&(Role)> sent,
+                     v1::DiagnoseResponse& response) {
   response.set_problem(report.problem);
   for (const TensorSummary& input : report.inputs) {
-    const bool is_forward = std::find(kInputs.begin(), kInputs.end(), input.role) != kInputs.end();
-    EncodeTensor(is_forward ? TensorOf(call, input.role) : TensorOf(backward, input.role), input,
-                 *response.add_inputs());
+    EncodeTensor(sent(input.role), input, *response.add_inputs());
   }
   EncodeBounds(report.raw_scores, *response.mutable_raw_scores());
   EncodeBounds(report.scaled_scores, *response.mutable_scaled_scores());

@@ -2,6 +2,7 @@
 #ifndef RAPT_SERVER_PROTOCOLS_RAPT_REPORTS_H_
 #define RAPT_SERVER_PROTOCOLS_RAPT_REPORTS_H_
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "attention/diagnosis.h"
 #include "attention/plan.h"
@@ -13,6 +14,9 @@ namespace rapt::native {
 // their tensors as received.
 void EncodeDiagnosis(const v1::AttendRequest& call, const v1::AttendBackwardRequest& backward,
                      const DiagnosisReport& report, v1::DiagnoseResponse& response);
+// The same for another call: `sent` returns type and shape of each input of the report.
+void EncodeDiagnosis(const DiagnosisReport& report, absl::FunctionRef<const v1::Tensor&(Role)> sent,
+                     v1::DiagnoseResponse& response);
 
 // InvalidArgument names the field, the value received and the values allowed; otherwise as
 // MakePlan.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/cache/cached_attention.h"
+#include "server/cache/cached_diagnosis.h"
 #include "server/protocols/rapt/cache_codec.h"
 #include "server/wire/rapt/cache_export_call.h"
 #include "server/wire/rapt/cache_import_call.h"
@@ -88,6 +89,37 @@ class AppendHandler final : public MessageHandler {
   cache::CachedAppend append_;
 };
 
+class DiagnoseCachedHandler final : public MessageHandler {
+ public:
+  explicit DiagnoseCachedHandler(cache::CacheStore* store) : store_(store) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    absl::StatusOr<Request> request = Decode(message, call.call().caller());
+    if (!request.ok()) return call.End(request.status());
+    call.call().Bind(*request);
+    call.call().engine().Submit(
+        *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
+  }
+
+  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller) {
+    if (store_ == nullptr) return NoCaches();
+    absl::StatusOr<DecodedAttend> decoded = DecodeAttendCached(message);
+    if (!decoded.ok()) return decoded.status();
+    absl::StatusOr<Request> request = diagnosis_.Start(*store_, caller, std::move(decoded->call));
+    if (request.ok()) request->priority = decoded->priority;
+    return request;
+  }
+
+  void OnResult(Result result, MethodCall& call) {
+    if (!result.status.ok()) return call.End(std::move(result.status));
+    call.Respond(EncodeDiagnosis(diagnosis_, call.call().engine().plan_options()));
+  }
+
+  cache::CacheStore* const store_;
+  cache::CachedDiagnosis diagnosis_;
+};
+
 std::string NameOf(absl::string_view method) {
   return absl::StrCat(kCacheServiceName, "/", method);
 }
@@ -151,6 +183,9 @@ void CacheMethods::AddTo(UnaryMethods& methods) {
                  .new_handler = [this] { return std::make_unique<AppendHandler>(store_); }});
   add("Attend", {.traits = kTraits,
                  .new_handler = [this] { return std::make_unique<AttendCachedHandler>(store_); }});
+  add("Diagnose", {.traits = kTraits, .new_handler = [this] {
+                     return std::make_unique<DiagnoseCachedHandler>(store_);
+                   }});
 }
 
 absl::Status CacheMethods::Respond(const std::string& caller, const v1::CreateRequest& request,

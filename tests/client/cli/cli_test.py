@@ -1230,6 +1230,34 @@ def test_cache_stores_8_bits(rapt, create, save, load):
     assert "dtype       FP16, stored as INT8" in rapt("cache", "show", caches["int8"]).stdout.splitlines()
 
 
+def test_cache_diagnose_reports_as_diagnose_of_all_tokens(rapt, create, save):
+    arrays = {"q": draw(1, 2, 4, 4), "k": draw(2, 5, 2, 4), "v": draw(3, 5, 2, 4)}
+    save(**arrays)
+    cache = create()
+    rapt("cache", "append", cache, "k.npy", "v.npy", "--layer=1")
+    report = json.loads(rapt("cache", "diagnose", cache, "q.npy", "--layer=1", "--json").stdout)
+    save(**{name: array.transpose(1, 0, 2)[None] for name, array in arrays.items()})
+    files = ("--q=q.npy", "--k=k.npy", "--v=v.npy")
+    whole = json.loads(rapt("diagnose", *files, "--causal", "--bottom-right", "--json").stdout)
+    for step in ("raw_scores", "scaled_scores", "biased_scores", "weights", "output", "pairs", "masked_by_position"):
+        assert report[step] == whole[step], step
+    assert [tensor["shape"] for tensor in report["inputs"]] == [[2, 4, 4], [5, 2, 4], [5, 2, 4]]
+    assert "first-query=3" in report["problem"]
+
+
+def test_cache_diagnose_finds_a_nan(rapt, create, save):
+    q = draw(1, 1, 4, 4)
+    q[0, 2, 1] = np.nan
+    save(k=draw(2, 3, 2, 4), v=draw(3, 3, 2, 4), q=q)
+    cache = create()
+    rapt("cache", "append", cache, "k.npy", "v.npy")
+    assert "q has 1 NaN among 16 values" in rapt("cache", "diagnose", cache, "q.npy").stdout
+    assert rapt("cache", "diagnose", cache, "q.npy", "--at=4", code=CALL_FAILED).stderr.endswith(
+        "items[0]: at is 4; the layer has 3 tokens\n"
+    )
+    assert rapt("cache", "diagnose", cache, code=USAGE).stderr.startswith("rapt: 1 of 2 arguments given")
+
+
 def test_cache_append_again_changes_nothing(rapt, create, save):
     _, k, v = tokens_of(4, 3)
     save(k=k, v=v, other=v + 1)

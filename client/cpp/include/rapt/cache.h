@@ -33,6 +33,7 @@
 #include "absl/types/span.h"
 #include "rapt/attend.h"
 #include "rapt/client.h"
+#include "rapt/reports.h"
 #include "rapt/tensor.h"
 
 namespace rapt::client {
@@ -200,6 +201,11 @@ class Cache {
   // Appends and attends. Sends the tensors without copying them.
   absl::StatusOr<CacheAttendResult> Attend(const CacheAttendCall& call,
                                            const CallOptions& options = {});
+
+  // Explains an Attend() whose result looks wrong, as Client::Diagnose(): over the tokens that this
+  // handle knows of, with the rows of q. Appends nothing, so k and v must be absent, and does not
+  // renew the lease. FailedPrecondition, "evicted", if the layer has evicted tokens.
+  absl::StatusOr<Diagnosis> Diagnose(const CacheAttendCall& call, const CallOptions& options = {});
 
   // Returns a cache of the first tokens of every layer, which shares their pages.
   absl::StatusOr<Cache> Fork(const ForkOptions& fork = {}, const CallOptions& options = {});

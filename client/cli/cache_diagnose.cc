@@ -1,0 +1,36 @@
+// rapt cache diagnose.
+#include "client/cli/cache_flags.h"
+#include "client/cli/cache_query.h"
+#include "client/cli/diagnosis_report.h"
+
+namespace rapt {
+
+ExitCode RunCacheDiagnose(CommandArguments arguments) {
+  CacheQueryFlags flags;
+  const CommandLine line{
+      .usage = "rapt cache diagnose ID Q.npy [flags]",
+      .summary =
+          "Explains a `rapt cache attend` whose result looks wrong, as `rapt diagnose`: the rows "
+          "[R, Hq, D] and the resident keys and values of a layer, the range of every step, the "
+          "hidden pairs, the backend that runs. Appends nothing and does not renew the lease. "
+          "Of a layer that has evicted tokens, nothing can be said.",
+      .flags = flags.Table(),
+      .examples = {"rapt cache diagnose $ID q.npy",
+                   "rapt cache diagnose $ID q.npy --layer 1 --at 2 --json"},
+      .max_operands = 2};
+  if (const auto done = flags.flags.Parse(line, arguments, 2)) return *done;
+  const absl::StatusOr<CacheQuery> query = LoadQuery(flags);
+  if (!query.ok()) return FailUsage(query.status());
+  const auto server = Connect(flags.flags.server);
+  if (!server.ok()) return FailConnect(server.status());
+  const absl::StatusOr<client::CacheInfo> info =
+      FindCache(**server, flags.flags.operands[0], flags.expected);
+  if (!info.ok()) return FailCall(info.status());
+  const absl::StatusOr<client::Diagnosis> diagnosis =
+      client::BorrowCache(**server, *info).Diagnose(CallOf(flags, *query));
+  if (!diagnosis.ok()) return FailCall(diagnosis.status());
+  (flags.flags.json ? PrintJson : Print)(*diagnosis);
+  return ExitCode::kOk;
+}
+
+}  // namespace rapt

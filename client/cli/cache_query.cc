@@ -1,0 +1,48 @@
+#include "client/cli/cache_query.h"
+
+#include <utility>
+
+#include "client/cli/tensor_file.h"
+
+namespace rapt {
+
+std::vector<Flag> CacheQueryFlags::Table() {
+  std::vector<Flag> table = expected.Table();
+  for (const Flag& flag : std::vector<Flag>{
+           {"position", "N",
+            "position of the first row (default: the last row sees the last token)",
+            &call.position},
+           {"scale", "X", "scale of the scores (default: 1/sqrt(D))", &call.scale},
+           {"softcap", "X", "bound of the scores: X tanh(score / X) (default: 0, none)",
+            &call.softcap},
+           {"window", "N", "tokens visible before the row's own (default: all)", &call.window.left},
+           {"head-sink", "FILE", "one more score for each head, without a value, [Hq]", &head_sink},
+           {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype},
+           {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
+            &call.priority}}) {
+    table.push_back(flag);
+  }
+  return table;
+}
+
+absl::StatusOr<CacheQuery> LoadQuery(const CacheQueryFlags& flags) {
+  if (absl::Status status = ValidateDTypeFlag(flags.dtype); !status.ok()) return status;
+  absl::StatusOr<LoadedTensor> q = LoadTensor(flags.flags.operands[1], "q", flags.dtype);
+  if (!q.ok()) return q.status();
+  CacheQuery query{.q = *std::move(q), .head_sink = {}};
+  if (!flags.head_sink) return query;
+  absl::StatusOr<LoadedTensor> sink = LoadTensor(*flags.head_sink, "head_sink", flags.dtype);
+  if (!sink.ok()) return sink.status();
+  query.head_sink = *std::move(sink);
+  return query;
+}
+
+client::CacheAttendCall CallOf(const CacheQueryFlags& flags, const CacheQuery& query) {
+  client::CacheAttendCall call = flags.call;
+  call.layer = static_cast<int32_t>(flags.expected.layer);
+  call.q = query.q.view();
+  if (query.head_sink) call.head_sink = query.head_sink->view();
+  return call;
+}
+
+}  // namespace rapt
