@@ -16,15 +16,6 @@
 namespace rapt::load {
 namespace {
 
-// Returns the library's type of the same name.
-DType ToLibrary(client::DType dtype) {
-  for (const DType type :
-       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kBool}) {
-    if (NameOf(type) == client::NameOf(dtype)) return type;
-  }
-  RAPT_CHECK(false, "tensors of a call must be floats or bools");
-}
-
 int64_t Product(const client::Shape& shape) {
   int64_t product = 1;
   for (const int64_t axis : shape) product *= axis;
@@ -77,6 +68,14 @@ TensorView ViewOf(const client::TensorView& view) {
 std::set<int64_t> Sample(int64_t size) { return {0, size / 2, size - 1}; }
 
 }  // namespace
+
+DType ToLibrary(client::DType dtype) {
+  for (const DType type :
+       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kBool}) {
+    if (NameOf(type) == client::NameOf(dtype)) return type;
+  }
+  RAPT_CHECK(false, "tensors of a call must be floats or bools");
+}
 
 client::TensorView CallData::NewTensor(client::DType dtype, client::Shape shape, uint64_t seed) {
   const int64_t bytes = Product(shape) * client::SizeOf(dtype);
@@ -164,21 +163,26 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
   }
   const std::array<int64_t, 4> dims = DimsOf(call_.q);
   const TensorView actual{y.data(), problem.dtype, dims, RowMajorStrides(dims)};
-  std::vector<double> scores(static_cast<size_t>(s.keys));
-  std::vector<double> wanted(static_cast<size_t>(s.head_size));
-  for (const int64_t b : Sample(s.batch)) {
-    for (const int64_t h : Sample(s.query_heads)) {
-      for (const int64_t i : Sample(s.queries)) {
+  return CheckRows(problem, arguments, actual, s);
+}
+
+absl::Status CheckRows(const Problem& problem, const Arguments& arguments, const TensorView& y,
+                       const CallShape& shape) {
+  std::vector<double> scores(static_cast<size_t>(problem.key_length));
+  std::vector<double> wanted(static_cast<size_t>(problem.value_head_size));
+  for (const int64_t b : Sample(problem.batch)) {
+    for (const int64_t h : Sample(problem.query_heads)) {
+      for (const int64_t i : Sample(problem.query_length)) {
         const QueryRow row(problem, arguments, /*rotation=*/nullptr, b, h, i, /*memory=*/nullptr);
         const double lse = row.Weigh(absl::MakeSpan(scores), [](Step, absl::Span<const double>) {});
         row.Output(scores, lse, absl::MakeSpan(wanted));
-        for (int64_t d = 0; d < s.head_size; ++d) {
-          const double got = LoadElement(actual.Row(b, h, i), problem.dtype, d);
+        for (int64_t d = 0; d < problem.value_head_size; ++d) {
+          const double got = LoadElement(y.Row(b, h, i), problem.dtype, d);
           const double error = std::abs(got - wanted[static_cast<size_t>(d)]);
-          if (error <= Tolerance(s.dtype)) continue;  // false for NaN
+          if (error <= Tolerance(shape.dtype)) continue;  // false for NaN
           return absl::InternalError(
               absl::StrFormat("the response to %s is wrong: Y[%d, %d, %d, %d] is %g; expected %g",
-                              Describe(s), b, h, i, d, got, wanted[static_cast<size_t>(d)]));
+                              Describe(shape), b, h, i, d, got, wanted[static_cast<size_t>(d)]));
         }
       }
     }

@@ -8,11 +8,22 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "attention/problem.h"
+#include "attention/tensor_view.h"
 #include "base/aligned_buffer.h"
 #include "client/load/mix.h"
 #include "rapt/attend.h"
 
 namespace rapt::load {
+
+// Returns the library's type of the same name.
+DType ToLibrary(client::DType dtype);
+
+// Compares a sample of the rows of y, of the problem's type, with the definition in float64.
+// Internal names an element that differs, and the shape. REQUIRES: the problem has neither rotary
+// embedding, biases by distance nor selected keys.
+absl::Status CheckRows(const Problem& problem, const Arguments& arguments, const TensorView& y,
+                       const CallShape& shape);
 
 // Immutable and therefore thread-safe. Q, K, V and float masks are uniform in [-1, 1).
 class CallData {

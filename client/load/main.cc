@@ -11,6 +11,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -65,19 +66,17 @@ ServerIdentity FetchIdentity(Protocol protocol, const client::Connection& connec
 // One server and the calls sent to it.
 class Session {
  public:
-  Session(const Settings& settings, bool is_quiet) : settings_(settings), is_quiet_(is_quiet) {}
+  Session(const Settings& settings, std::unique_ptr<Workload> workload, bool is_quiet)
+      : settings_(settings), is_quiet_(is_quiet), workload_(std::move(workload)) {}
+
+  const std::vector<CallShape>& shapes() const { return workload_->shapes(); }
 
   absl::Status Connect() {
     const auto credentials = client::CredentialsFor(settings_.address, settings_.options);
     if (!credentials.ok()) return credentials.status();
     connections_ =
         std::make_unique<client::Connections>(settings_.address, settings_.options, *credentials);
-    if (absl::Status ready = connections_->WaitUntilReady(kConnectTimeout); !ready.ok())
-      return ready;
-    for (size_t i = 0; i < settings_.shapes.size(); ++i) {
-      calls_.emplace_back(settings_.shapes[i], settings_.load.seed + i);
-    }
-    return absl::OkStatus();
+    return connections_->WaitUntilReady(kConnectTimeout);
   }
 
   ServerIdentity identity() const {
@@ -88,7 +87,7 @@ class Session {
     const bool has_end = load.duration < std::chrono::hours(24 * 365);
     LiveView view(!is_quiet_, has_end ? std::optional(load.duration) : std::nullopt);
     return RunLoad(
-        load, calls_, *connections_,
+        load, *workload_, *connections_,
         [&view](const TimedInterval& interval) { view.Show(interval); }, interrupted);
   }
 
@@ -131,7 +130,7 @@ class Session {
   const Settings& settings_;
   const bool is_quiet_;
   std::unique_ptr<client::Connections> connections_;
-  std::vector<CallData> calls_;
+  const std::unique_ptr<Workload> workload_;  // ends its calls over the connections
 };
 
 // --- Reports ---
@@ -183,16 +182,19 @@ ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
           "and latency counts from then. `between` in the table is service time outside the "
           "server: network, gRPC and this program.",
       .flags = flags.Table(),
-      .examples = {
-          "rapt-load -c 4 -d 3", "rapt-load --rate 20 --slo 200 -d 3",
-          "rapt-load --shape prefill-decode --dtype bf16 --rate 2..10/5 -d 3",
-          "rapt-load --shape '1x8x~256x64 causal, 8x8x1:512x64 weight=4' --html load.html"}};
+      .examples = {"rapt-load -c 4 -d 3", "rapt-load --rate 20 --slo 200 -d 3",
+                   "rapt-load --shape prefill-decode --dtype bf16 --rate 2..10/5 -d 3",
+                   "rapt-load --shape '1x8x~256x64 causal, 8x8x1:512x64 weight=4' --html load.html",
+                   "rapt-load --cache decode --shape 1x32/8x4096x128 --dtype bf16 -c 4 -d 3"}};
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   const absl::StatusOr<Settings> settings = MakeSettings(flags);
   if (!settings.ok()) return FailUsage(settings.status());
 
-  Session session(*settings, flags.quiet);
+  absl::StatusOr<std::unique_ptr<Workload>> workload = MakeWorkload(*settings);
+  if (!workload.ok()) return FailUsage(workload.status());
+
+  Session session(*settings, *std::move(workload), flags.quiet);
   if (absl::Status connected = session.Connect(); !connected.ok()) return FailConnect(connected);
   Result result{.started = NowUtc(),
                 .label = flags.label,
@@ -201,7 +203,7 @@ ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
                 .machine = ReadMachine(),
                 .server = session.identity(),
                 .is_open_loop = settings->load.arrivals.has_value(),
-                .shapes = settings->shapes,
+                .shapes = session.shapes(),
                 .objective = settings->objective,
                 .streams = settings->load.streams};
   absl::StatusOr<Run> run =

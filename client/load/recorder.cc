@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "rapt/cache.h"
 
 namespace rapt::load {
 namespace {
@@ -26,9 +27,11 @@ void AddCause(const std::string& cause, int64_t count, std::map<std::string, int
 
 }  // namespace
 
-void Failures::Add(const std::string& message) {
+void Failures::Add(const absl::Status& status) {
+  const std::string message(status.message());
   if (count++ == 0) example = message;
-  AddCause(WithoutNumbers(message), 1, causes);
+  const std::string reason = client::ReasonOf(status);
+  AddCause(reason.empty() ? WithoutNumbers(message) : reason, 1, causes);
 }
 
 void Totals::Add(const Totals& other) {
@@ -91,7 +94,7 @@ void Recorder::Record(const CallRecord& call) {
   if (call.sent - call.due > kLate) ++totals_.late_sends;
   if (!call.status.ok()) {
     Failures& failures = totals_.failures[call.status.code()];
-    failures.Add(std::string(call.status.message()));
+    failures.Add(call.status);
     failures.latency.Record(latency.count());
     return;
   }

@@ -42,12 +42,13 @@ struct Failures {
   static constexpr size_t kMaxCauses = 8;
   static constexpr char kOtherCauses[] = "other messages";
 
-  void Add(const std::string& message);
+  void Add(const absl::Status& status);
 
   int64_t count = 0;
   std::string example;  // the first message
-  // Calls by message. Numbers in messages are replaced by #, so that those that differ only in
-  // addresses and sizes count as one.
+  // Calls by the reason that the server gave for an error on a cache ("pages", "quota"), else by
+  // message. Numbers in messages are replaced by #, so that those that differ only in addresses and
+  // sizes count as one.
   std::map<std::string, int64_t> causes;
   Histogram latency;
 };

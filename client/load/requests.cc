@@ -13,7 +13,6 @@
 #include "base/wire_format.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/deadline.h"
-#include "client/cpp/request_message.h"
 #include "proto/inference/grpc_service.pb.h"
 
 namespace rapt::load {
@@ -107,18 +106,6 @@ client::RequestMessage EncodeOipIn(const client::SharedRegion& region, const Int
   client::RequestMessage message;
   message.Append(request.SerializeAsString());
   return message;
-}
-
-// Refers to the payloads, which outlive all calls.
-grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message) {
-  std::vector<grpc::Slice> slices;
-  for (const client::RequestMessage::Piece& piece : message.pieces()) {
-    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
-    if (piece.payload.empty()) continue;
-    slices.emplace_back(const_cast<std::byte*>(piece.payload.data()), piece.payload.size(),
-                        [](void*) {});
-  }
-  return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
 template <typename Message>
@@ -286,6 +273,17 @@ std::string MethodOf(const Interface& interface) {
   return interface.transport == Transport::kStream
              ? "/inference.GRPCInferenceService/ModelStreamInfer"
              : "/inference.GRPCInferenceService/ModelInfer";
+}
+
+grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message) {
+  std::vector<grpc::Slice> slices;
+  for (const client::RequestMessage::Piece& piece : message.pieces()) {
+    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
+    if (piece.payload.empty()) continue;
+    slices.emplace_back(const_cast<std::byte*>(piece.payload.data()), piece.payload.size(),
+                        [](void*) {});
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
 absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& data,

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cpp/connections.h"
+#include "client/cpp/request_message.h"
 #include "client/cpp/shared_regions.h"
 #include "client/load/call_data.h"
 
@@ -40,6 +41,9 @@ struct EncodedCall {
   int64_t message_bytes = 0;                     // of all messages
   std::shared_ptr<client::SharedRegion> region;  // for kSharedMemory
 };
+
+// Refers to the payloads, which outlive all calls.
+grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message);
 
 // Serializes a call. For kSharedMemory, also copies the inputs to a new region and registers it
 // through `connection`. ResourceExhausted if the call exceeds the maximum message size or shared

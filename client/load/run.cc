@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "client/cpp/deadline.h"
+#include "client/cpp/reason.h"
 #include "client/load/mix.h"
 
 namespace rapt::load {
@@ -62,11 +63,17 @@ std::optional<ServerTimes> ReadServerTimes(const grpc::ClientContext& context) {
                      ReadTime(metadata, "rapt-compute-us").value_or(none), *total};
 }
 
+// Returns the trailer rapt-reason, of an error of a call on a cache.
+std::string ReadReason(const grpc::ClientContext& context) {
+  const auto& metadata = context.GetServerTrailingMetadata();
+  const auto found = metadata.find("rapt-reason");
+  if (found == metadata.end()) return "";
+  return {found->second.data(), found->second.size()};
+}
+
 // The state shared by all streams of a load.
 struct Shared {
   const Load& load;
-  const std::string method;
-  const std::vector<CallData>& calls;
   Clock::time_point start;
 
   nanoseconds Now() const { return Clock::now() - start; }
@@ -84,45 +91,31 @@ class Stream {
     Event event;
   };
 
-  Stream(const Shared& shared, const client::Connection& connection, grpc::CompletionQueue& queue)
-      : shared_(shared), connection_(connection), stub_(connection.channel), queue_(queue) {}
+  Stream(const Shared& shared, const client::Connection& connection, grpc::CompletionQueue& queue,
+         std::unique_ptr<CallSource> source)
+      : shared_(shared), stub_(connection.channel), queue_(queue), source_(std::move(source)) {}
 
-  // Encodes one call per shape. Reuses those of `other` if it is not null and they can be shared.
-  absl::Status Encode(const Stream* other) {
-    if (other != nullptr && shared_.load.interface.transport != Transport::kSharedMemory) {
-      encoded_ = other->encoded_;
-      return absl::OkStatus();
-    }
-    for (const CallData& data : shared_.calls) {
-      absl::StatusOr<EncodedCall> encoded = load::Encode(shared_.load.interface, data, connection_);
-      if (!encoded.ok()) return encoded.status();
-      encoded_.push_back(*std::move(encoded));
-    }
-    return absl::OkStatus();
-  }
-
-  void Release() const {
-    for (const EncodedCall& call : encoded_) load::Release(call, connection_);
-  }
+  CallSource& source() { return *source_; }
 
   void Start(size_t shape, nanoseconds due) {
-    record_ = {.shape = shape, .due = due};
-    const EncodedCall& call = encoded_[shape];
-    record_.request_bytes = call.message_bytes;
+    call_ = source_->Next(shape);
+    record_ = {.shape = call_.shape, .due = due};
+    record_.request_bytes = call_.encoded->message_bytes;
     context_.emplace();
     received_.clear();
     record_.sent = shared_.Now();
     context_->set_deadline(
         client::Deadline::After(due + shared_.load.deadline - record_.sent).ToGrpc());
     if (shared_.load.interface.transport != Transport::kStream) {
-      unary_ = stub_.PrepareUnaryCall(&*context_, shared_.method, call.messages.front(), &queue_);
+      unary_ = stub_.PrepareUnaryCall(&*context_, call_.method, call_.encoded->messages.front(),
+                                      &queue_);
       unary_->StartCall();
       unary_->Finish(&incoming_, &status_, &tags_[3]);
       return;
     }
     pending_ = 0;
     next_message_ = 0;
-    streaming_ = stub_.PrepareCall(&*context_, shared_.method, &queue_);
+    streaming_ = stub_.PrepareCall(&*context_, call_.method, &queue_);
     streaming_->StartCall(&tags_[0]);
   }
 
@@ -136,7 +129,7 @@ class Stream {
         return false;
       case Event::kWrote:
         --pending_;
-        if (ok && next_message_ < encoded_[record_.shape].messages.size()) {
+        if (ok && next_message_ < call_.encoded->messages.size()) {
           Write();
           return false;
         }
@@ -159,23 +152,14 @@ class Stream {
   }
 
   const CallRecord& record() const { return record_; }
-
-  // Checks the response of the last successful call. NotFound if there is none.
-  absl::Status Check() const {
-    if (last_ok_shape_ < 0) return absl::NotFoundError("no successful call");
-    const auto shape = static_cast<size_t>(last_ok_shape_);
-    const CallData& data = shared_.calls[shape];
-    const absl::StatusOr<std::string> y =
-        ReadY(shared_.load.interface, data, encoded_[shape], last_received_);
-    if (!y.ok()) return y.status();
-    return data.CheckY({reinterpret_cast<const std::byte*>(y->data()), y->size()});
-  }
+  // Returns whether the record counts.
+  bool counts() const { return call_.is_measured || !record_.status.ok(); }
 
   Group* group = nullptr;
 
  private:
   void Write() {
-    const std::vector<grpc::ByteBuffer>& messages = encoded_[record_.shape].messages;
+    const std::vector<grpc::ByteBuffer>& messages = call_.encoded->messages;
     grpc::WriteOptions options;
     const bool is_last = next_message_ + 1 == messages.size();
     if (is_last) options.set_last_message();
@@ -202,29 +186,26 @@ class Stream {
     if (!status_.ok()) {
       record_.status = absl::Status(static_cast<absl::StatusCode>(status_.error_code()),
                                     status_.error_message());
+      client::SetReason(ReadReason(*context_), record_.status);
     }
-    if (record_.status.ok()) {
-      record_.server = ReadServerTimes(*context_);
-      last_ok_shape_ = static_cast<int64_t>(record_.shape);
-      last_received_.swap(received_);
-    }
-    received_.clear();
+    if (record_.status.ok()) record_.server = ReadServerTimes(*context_);
+    source_->OnDone(record_.status, std::exchange(received_, {}));
     incoming_.Clear();
     unary_.reset();
     streaming_.reset();
   }
 
   const Shared& shared_;
-  const client::Connection& connection_;
   grpc::GenericStub stub_;
   grpc::CompletionQueue& queue_;
-  std::vector<EncodedCall> encoded_;
+  const std::unique_ptr<CallSource> source_;
   Tag tags_[4] = {{this, Event::kStarted},
                   {this, Event::kWrote},
                   {this, Event::kRead},
                   {this, Event::kFinished}};
 
   // State of the current call.
+  OutgoingCall call_;
   CallRecord record_;
   std::optional<grpc::ClientContext> context_;
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> unary_;
@@ -234,9 +215,6 @@ class Stream {
   std::vector<grpc::ByteBuffer> received_;
   size_t next_message_ = 0;
   int pending_ = 0;  // writes and reads
-
-  int64_t last_ok_shape_ = -1;
-  std::vector<grpc::ByteBuffer> last_received_;
 };
 
 // Streams of a closed loop that send together. All belong to the same thread.
@@ -297,11 +275,12 @@ struct Receiver {
 
 class Driver {
  public:
-  Driver(const Load& load, const std::vector<CallData>& calls, client::Connections& connections,
+  Driver(const Load& load, Workload& workload, client::Connections& connections,
          const std::atomic<bool>& stop)
       : load_(load),
-        shared_{load, MethodOf(load.interface), calls, Clock::now()},
-        choice_(ShapesOf(calls), load.seed),
+        shared_{load, Clock::now()},
+        workload_(workload),
+        choice_(workload.shapes(), load.seed),
         connections_(connections),
         interrupted_(stop) {}
 
@@ -309,32 +288,26 @@ class Driver {
     absl::Status made = MakeStreams();
     if (made.ok()) Measure(observe);
     for (const auto& receiver : receivers_) {
-      for (const auto& stream : receiver->streams) stream->Release();
+      for (const auto& stream : receiver->streams) stream->source().Release();
     }
     if (!made.ok()) return made;
     return std::move(run_);
   }
 
  private:
-  static std::vector<CallShape> ShapesOf(const std::vector<CallData>& calls) {
-    std::vector<CallShape> shapes;
-    shapes.reserve(calls.size());
-    for (const CallData& call : calls) shapes.push_back(call.shape());
-    return shapes;
-  }
-
   absl::Status MakeStreams() {
     const int threads = std::min(load_.threads, load_.streams / load_.group);
     for (int i = 0; i < threads; ++i) {
-      receivers_.push_back(std::make_unique<Receiver>(shared_.calls.size(), load_));
+      receivers_.push_back(std::make_unique<Receiver>(workload_.shapes().size(), load_));
     }
-    const Stream* first = nullptr;
-    for (int i = 0; i < load_.streams; ++i) {
+    for (int i = 0; i < load_.streams && !interrupted_; ++i) {
+      auto source = workload_.NewSource(connections_.at(i));
+      if (!source.ok()) return source.status();
       Receiver& receiver = *receivers_[static_cast<size_t>(i / load_.group % threads)];
-      Stream& stream = *receiver.streams.emplace_back(
-          std::make_unique<Stream>(shared_, connections_.at(i), receiver.queue));
-      if (absl::Status encoded = stream.Encode(first); !encoded.ok()) return encoded;
-      if (first == nullptr) first = &stream;
+      Stream& stream = *receiver.streams.emplace_back(std::make_unique<Stream>(
+          shared_, connections_.at(i), receiver.queue, *std::move(source)));
+      absl::Status prepared = stream.source().Prepare(choice_(static_cast<uint64_t>(i)));
+      if (!prepared.ok()) return prepared;
       if (i % load_.group == 0) receiver.groups.push_back(std::make_unique<Group>());
       stream.group = receiver.groups.back().get();
       stream.group->streams.push_back(&stream);
@@ -444,7 +417,7 @@ class Driver {
       const auto [stream, event] = *static_cast<Stream::Tag*>(tag);
       if (!stream->On(event, ok)) continue;
       const CallRecord& record = stream->record();
-      receiver.recorder.Record(record);
+      if (stream->counts()) receiver.recorder.Record(record);
       OnCallDone(receiver, *stream, record.done);
     }
   }
@@ -534,8 +507,8 @@ class Driver {
     }
   }
 
-  void Check(const Stream& stream) {
-    const absl::Status status = stream.Check();
+  void Check(Stream& stream) {
+    const absl::Status status = stream.source().Check();
     if (absl::IsNotFound(status)) return;
     ++run_.checked;
     if (!status.ok()) run_.wrong.push_back(status);
@@ -543,6 +516,7 @@ class Driver {
 
   const Load& load_;
   Shared shared_;
+  Workload& workload_;
   const ShapeChoice choice_;
   client::Connections& connections_;
   const std::atomic<bool>& interrupted_;
@@ -565,11 +539,10 @@ class Driver {
 
 }  // namespace
 
-absl::StatusOr<Run> RunLoad(const Load& load, const std::vector<CallData>& calls,
-                            client::Connections& connections,
+absl::StatusOr<Run> RunLoad(const Load& load, Workload& workload, client::Connections& connections,
                             absl::FunctionRef<void(const TimedInterval&)> observe,
                             const std::atomic<bool>& stop) {
-  return Driver(load, calls, connections, stop)(observe);
+  return Driver(load, workload, connections, stop)(observe);
 }
 
 }  // namespace rapt::load

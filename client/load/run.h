@@ -13,9 +13,9 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/connections.h"
 #include "client/load/arrivals.h"
-#include "client/load/call_data.h"
 #include "client/load/recorder.h"
 #include "client/load/requests.h"
+#include "client/load/workload.h"
 
 namespace rapt::load {
 
@@ -74,9 +74,9 @@ struct Run {
 
 // Blocks until the load is over and no call is in flight. `observe` gets every interval, including
 // those of the warm-up, whose `begin` is negative. Ends early, with partial results, when `stop` is
-// set. Returns the errors of Encode().
-absl::StatusOr<Run> RunLoad(const Load& load, const std::vector<CallData>& calls,
-                            client::Connections& connections,
+// set. Returns the errors of Workload::NewSource() and CallSource::Prepare(). What the calls hold
+// at the server is released in any case.
+absl::StatusOr<Run> RunLoad(const Load& load, Workload& workload, client::Connections& connections,
                             absl::FunctionRef<void(const TimedInterval&)> observe,
                             const std::atomic<bool>& stop);
 

@@ -59,6 +59,7 @@ absl::Status CheckNumbers(const LoadFlags& flags) {
         CheckRange("requests", static_cast<double>(flags.requests), 0, 1e12),
         CheckRange("deadline", flags.deadline_ms, 0.1, kDay * 1000),
         CheckRange("threads", static_cast<double>(flags.threads), 1, 1024),
+        CheckRange("steps", static_cast<double>(flags.steps), 1, 1e6),
         CheckRange("variants", static_cast<double>(flags.variants), 1, 1024),
         CheckRange("concurrency", static_cast<double>(flags.concurrency.value_or(1)), 1,
                    kMaxStreams),
@@ -116,6 +117,23 @@ absl::StatusOr<const Scenario*> FindScenario(const LoadFlags& flags) {
   return absl::InvalidArgumentError(
       absl::StrFormat("--scenario is '%s'; it takes single-stream, multi-stream, server or offline",
                       flags.scenario));
+}
+
+// A load on caches is a closed loop of unary calls.
+absl::Status CheckCache(const LoadFlags& flags) {
+  const std::pair<const char*, bool> excluded[] = {{"protocol oip", flags.protocol == "oip"},
+                                                   {"stream", flags.stream},
+                                                   {"shared-memory", flags.shared_memory},
+                                                   {"scenario", !flags.scenario.empty()},
+                                                   {"rate", flags.rate.has_value()},
+                                                   {"trace", flags.trace.has_value()},
+                                                   {"search", flags.search}};
+  for (const auto& [flag, is_set] : excluded) {
+    if (!is_set) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--cache excludes --%s: its calls go to rapt.v1.CacheService in a closed loop", flag));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Prefix(std::string_view flag, const absl::Status& status) {
@@ -221,6 +239,10 @@ void FillDisplay(const LoadFlags& flags, Settings& settings) {
   add("concurrency", settings.load.streams);
   add("connections", settings.options.connections);
   add("threads", flags.threads);
+  if (flags.cache) {
+    add("cache", *flags.cache);
+    add("steps", flags.steps);
+  }
   add("shapes", flags.trace && !settings.load.shape_of.empty() ? "the trace's" : flags.shapes);
   add("dtype", flags.dtype);
   add("causal", flags.causal ? "yes" : "no");
@@ -260,6 +282,16 @@ std::vector<Flag> LoadFlags::Table() {
 
       {"scenario", "NAME", "MLPerf scenario: single-stream, multi-stream, server or offline",
        &scenario},
+      {"cache", "KIND",
+       "sequences whose keys and values stay with the server, a prompt as long as the shape's "
+       "keys: "
+       "decode (prompts before the load; steps of one token, or Sq of Sq:Sk), prefill-decode "
+       "(prompts are measured, too) or shared-prefix (forks of one prompt)",
+       &cache},
+      {"steps", "N",
+       "with --cache: steps of a sequence, which then begins again after its prompt or, with "
+       "prefill-decode, ends (default: 128)",
+       &steps},
       {"concurrency", "N",
        "calls in flight: constant in a closed loop (default: 1), the maximum in an open loop "
        "(default: 64)",
@@ -329,6 +361,13 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
   // About 60 points per chart.
   load.interval = ToNanoseconds(std::clamp(flags.duration_s / 60, 0.1, 10.0));
   load.seed = flags.seed;
+  if (flags.cache) {
+    const absl::StatusOr<CacheScenario> cache = ParseCacheScenario(*flags.cache);
+    if (!cache.ok()) return Prefix("cache", cache.status());
+    if (absl::Status status = CheckCache(flags); !status.ok()) return status;
+    settings.cache = *cache;
+    settings.steps = flags.steps;
+  }
   if (flags.slo_ms) {
     settings.objective = Objective{*flags.slo_ms, flags.max_errors / 100};
     load.slo = ToNanoseconds(*flags.slo_ms * 1e-3);
@@ -336,6 +375,18 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
   if (absl::Status loop = SetLoop(flags, *scenario, settings); !loop.ok()) return loop;
   FillDisplay(flags, settings);
   return settings;
+}
+
+absl::StatusOr<std::unique_ptr<Workload>> MakeWorkload(const Settings& settings) {
+  const Load& load = settings.load;
+  if (!settings.cache) return RepeatCalls(load.interface, settings.shapes, load.seed);
+  auto workload = KeepSequences({.scenario = *settings.cache,
+                                 .steps = settings.steps,
+                                 .deadline = load.deadline,
+                                 .seed = load.seed},
+                                settings.shapes);
+  if (!workload.ok()) return Prefix("shape", workload.status());
+  return workload;
 }
 
 }  // namespace rapt::load

@@ -3,6 +3,7 @@
 #define RAPT_CLIENT_LOAD_SETTINGS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "client/load/mix.h"
 #include "client/load/result.h"
 #include "client/load/run.h"
+#include "client/load/sequences.h"
 
 namespace rapt::load {
 
@@ -34,6 +36,8 @@ struct LoadFlags {
   int64_t variants = 8;
 
   std::string scenario;
+  std::optional<std::string> cache;
+  int64_t steps = 128;
   std::optional<int64_t> concurrency;
   std::optional<std::string> rate;
   std::string arrivals = "poisson";
@@ -64,6 +68,8 @@ struct Settings {
   client::Options options = {};
   Load load = {};
   std::vector<CallShape> shapes;
+  std::optional<CacheScenario> cache = {};
+  int64_t steps = 0;  // of a sequence
   std::optional<Objective> objective = {};
   bool searches = false;
   std::string scenario;  // MLPerf's name
@@ -72,6 +78,9 @@ struct Settings {
 
 // Checks the flags and reads their files. InvalidArgument or NotFound names the flag.
 absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags);
+
+// Returns what the load sends. InvalidArgument for shapes that caches cannot have.
+absl::StatusOr<std::unique_ptr<Workload>> MakeWorkload(const Settings& settings);
 
 }  // namespace rapt::load
 

@@ -25,7 +25,7 @@ BRIEF = ("--duration", "0.3", "--warmup", "0.1")
 
 @pytest.fixture(scope="session")
 def server():
-    with RaptServer("--allow_shared_memory") as running:
+    with RaptServer("--allow_shared_memory", "--kv_cache_bytes=268435456") as running:
         yield running
 
 
@@ -56,9 +56,16 @@ def calls_above(result, kind, milliseconds):
     return sum(count for value, count in result["histograms_ns"][kind] if value > milliseconds * 1e6)
 
 
+def metrics_of(server):
+    return urllib.request.urlopen(f"http://{server.metrics_address}/metrics").read().decode()
+
+
 def calls_of(server):
-    page = urllib.request.urlopen(f"http://{server.metrics_address}/metrics").read().decode()
-    return sum(float(n) for n in re.findall(r"^rapt_requests_total\{[^}]*\} (\S+)$", page, re.MULTILINE))
+    return sum(float(n) for n in re.findall(r"^rapt_requests_total\{[^}]*\} (\S+)$", metrics_of(server), re.MULTILINE))
+
+
+def caches_of(server):
+    return int(re.search(r"^rapt_kv_caches (\d+)$", metrics_of(server), re.MULTILINE)[1])
 
 
 def wait_for_a_call(server, before=0):
@@ -251,6 +258,77 @@ def test_calls_have_the_deadline(load):
     assert set(counts) == {"DEADLINE_EXCEEDED"}
 
 
+# --- Caches ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["1x4/2x100x8", "3x4/2x2:100x8 bf16", "2x2x1x16 fp16, 1x2x700x16 fp64"])
+@pytest.mark.parametrize("kind", ["decode", "prefill-decode", "shared-prefix"])
+def test_steps_of_sequences_are_correct(load, server, kind, shape):
+    flags = ("--cache", kind, "--steps", 5, "--shape", shape, "-c", 3, "--connections", 2)
+    result = load(*BRIEF, "--requests", 40, *flags)
+    assert result["summary"]["ok"] >= 40 and result["summary"]["failed"] == 0
+    assert result["checked"] == {"responses": 3, "wrong": 0, "examples": []}
+    assert result["settings"]["cache"] == kind and result["settings"]["steps"] == "5"
+    assert "server" in result["milliseconds"]
+    assert caches_of(server) == 0
+
+
+def test_prompts_are_measured_when_sequences_begin_during_the_load(load):
+    flags = ("--shape", "1x2x600x8", "--steps", 3, "-c", 2, "--requests", 60)
+    decode = load(*BRIEF, "--cache", "decode", *flags)
+    assert [shape["shape"] for shape in decode["shapes"]] == ["1x2x1:600x8 FP32 causal"]
+    mixed = load(*BRIEF, "--cache", "prefill-decode", *flags)
+    steps, prompts = mixed["shapes"]
+    assert steps["shape"] == "1x2x1:600x8 FP32 causal" and prompts["shape"] == "1x2x600x8 FP32 causal"
+    # A prompt of 600 tokens comes in two calls, and three steps follow.
+    assert 0 < prompts["latency_ms"]["count"] < steps["latency_ms"]["count"]
+
+
+def test_forks_of_one_prompt_share_it(load, server):
+    flags = (*BRIEF, "--shape", "4x8/2x600x8")
+    load("--cache", "decode", *flags)
+    saved = "^rapt_kv_saved_bytes_total (\\S+)$"
+    before = re.search(saved, metrics_of(server), re.MULTILINE)[1]
+    load("--cache", "shared-prefix", *flags)
+    assert float(re.search(saved, metrics_of(server), re.MULTILINE)[1]) > float(before)
+
+
+def test_refusals_of_caches_are_counted_by_reason(load):
+    # A sequence takes 1 MiB.
+    flags = ("--cache", "prefill-decode", "--shape", "1x4x1000x32", "--steps", 5, "-c", 4)
+    of_caches = ("--kv_cache_bytes=16777216", "--kv_max_caches_per_caller=2")
+    for limits, reason in ((of_caches, "quota"), (("--kv_cache_bytes=4194304",), "pages")):
+        with RaptServer(*limits) as small:
+            result = load(*BRIEF, *flags, address=small.grpc_address)
+            assert caches_of(small) == 0
+        (failures,) = result["failures"]
+        assert failures["code"] == "RESOURCE_EXHAUSTED"
+        assert [cause["message"] for cause in failures["causes"]] == [reason]
+        assert result["summary"]["ok"] > 0 and result["checked"]["wrong"] == 0
+
+
+def test_a_load_that_cannot_keep_its_sequences_does_not_begin(server, tmp_path):
+    with RaptServer("--kv_cache_bytes=16777216", "--kv_max_caches_per_caller=2") as small:
+        flags = ("--cache", "decode", "-c", 3, *TINY)
+        assert "quota" in run(small.grpc_address, tmp_path, *flags, code=FAILED).stderr
+        assert caches_of(small) == 0
+    with RaptServer() as without:
+        assert "--kv_cache_bytes" in run(without.grpc_address, tmp_path, *flags, code=FAILED).stderr
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill-decode", "shared-prefix"])
+def test_an_interrupt_closes_the_caches(server, tmp_path, kind):
+    command = [RAPT_LOAD, "--address", server.grpc_address, "--cache", kind, *TINY, "-c", "3", "-d", "600"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
+        deadline = time.monotonic() + 60
+        while caches_of(server) < 3:
+            assert time.monotonic() < deadline, "no cache was made"
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=120)
+    assert running.returncode in (OK, FAILED)
+    assert caches_of(server) == 0
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -267,6 +345,12 @@ def test_calls_have_the_deadline(load):
         (("--scenario", "server"), "needs --rate"),
         (("--scenario", "offline", "--rate", "5"), "closed loop"),
         (("--search",), "--search needs --slo"),
+        (("--cache", "x"), "--cache: 'x'; it takes decode, prefill-decode or shared-prefix"),
+        (("--cache", "decode", "--rate", "5"), "--cache excludes --rate"),
+        (("--cache", "decode", "--protocol", "oip"), "--cache excludes --protocol oip"),
+        (("--cache", "decode", "--mask", "bool"), "--shape: 1x8x1024x64 FP32 mask=bool has a mask"),
+        (("--cache", "decode", "--shape", "2000x1x8x8"), "a call on caches has at most 1024"),
+        (("--cache", "decode", "--steps", "0"), "--steps is 0"),
         (("--duration", "0"), "--duration is 0"),
         (("--concurrency", "0"), "--concurrency is 0"),
         (("--durations", "1"), "did you mean --duration?"),
@@ -294,10 +378,11 @@ def test_the_examples_of_help_run(server, tmp_path):
         assert "requests/s" in run(server.grpc_address, tmp_path, *flags).stdout, example
 
 
-def test_reports_are_written(server, tmp_path):
+@pytest.mark.parametrize("what", [(), ("--cache", "prefill-decode")], ids=["calls", "sequences"])
+def test_reports_are_written(server, tmp_path, what):
     for label in ("one, two", "three"):
         flags = ("--csv", "l.csv", "--html", "l.html", "--json", "l.json", "--label", label)
-        table = run(server.grpc_address, tmp_path, *TINY, *BRIEF, *flags).stdout
+        table = run(server.grpc_address, tmp_path, *TINY, *BRIEF, *what, *flags).stdout
         assert "latency" in table and "checked against the definition, 0 wrong" in table
     rows = list(csv.DictReader((tmp_path / "l.csv").open()))
     assert [row["label"] for row in rows] == ["one, two", "three"]
