@@ -8,6 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2
+from rapt_server import RaptServer
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 SERVICES = {
@@ -82,6 +83,50 @@ def test_attends_over_the_native_service(grpcurl):
 def test_the_native_service_returns_server_info(grpcurl):
     info = ask(grpcurl, "rapt.v1.AttentionService/GetServerInfo")
     assert [backend["name"] for backend in info["backends"]][-1] == "reference"
+
+
+@pytest.fixture(scope="module")
+def caches():
+    """caches(method, request): calls a method of CacheService on a server that keeps caches."""
+    with RaptServer("--kv_cache_bytes=16777216") as server:
+
+        def call(method, request):
+            command = [
+                *(os.environ["RAPT_TOOLS"] + "/grpcurl", "-plaintext", "-d", json.dumps(request)),
+                *(server.grpc_address, f"rapt.v1.CacheService/{method}"),
+            ]
+            ran = subprocess.run(command, capture_output=True, text=True)
+            return json.loads(ran.stdout) if ran.returncode == 0 else ran.stderr
+
+        yield call
+
+
+def floats(numbers, shape):
+    data = base64.b64encode(np.array(numbers, np.float32)).decode()
+    return {"dtype": "FP32", "shape": shape, "data": data}
+
+
+def test_keeps_keys_and_values(caches):
+    shape = {"layers": 1, "kv_heads": 1, "head_size": 2}
+    made = caches("Create", {"name": "grpcurl", "dtype": "FP32", "shapes": [shape]})
+    named = {"cache": made["id"], "generation": made["generation"]}
+    x = floats([0, 0, 0, 4], [2, 1, 2])
+    appended = caches("Append", {"parts": [{**named, "at": 0, "k": x, "v": x}]})
+    assert appended == {"results": [{"length": "2"}]}
+    step = {"items": [{**named, "at": 2, "rows": 1}], "q": floats([0, 4], [1, 1, 2])}
+    attended = caches("Attend", step)
+    y = np.frombuffer(base64.b64decode(attended["y"]["data"]), np.float32)
+    own = 1 / (1 + np.exp(-16 / np.sqrt(2)))
+    np.testing.assert_allclose(y, [0, 4 * own], rtol=2e-6)
+    report = caches("Diagnose", step)
+    assert [tensor["name"] for tensor in report["inputs"]] == ["q", "k", "v"] and report["pairs"] == "2"
+    (listed,) = caches("List", {})["caches"]
+    assert listed["name"] == "grpcurl" and listed["lengths"] == ["2"]
+    closed = caches("Close", {"caches": [made["id"]]})
+    assert closed["caches"][0]["id"] == made["id"]
+    assert caches("List", {}) == {}
+    refused = caches("Attend", step)
+    assert "Code: NotFound" in refused and "closed" in refused
 
 
 def described_by_server(grpcurl, path):

@@ -31,6 +31,7 @@
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
+#include "proto/rapt/v1/cache.grpc.pb.h"
 #include "rapt/client.h"
 #include "tests/support/certificates.h"
 #include "tests/support/loopback.h"
@@ -381,7 +382,8 @@ TEST_F(SecurityTest, EveryMethodRequiresAToken) {
   const grpc::ByteBuffer no_fields(&nothing, 1);
   for (const google::protobuf::ServiceDescriptor* service :
        {inference::ServerLiveRequest::descriptor()->file()->service(0),
-        v1::AttendRequest::descriptor()->file()->service(0)}) {
+        v1::AttendRequest::descriptor()->file()->service(0),
+        v1::CreateRequest::descriptor()->file()->service(0)}) {
     for (int i = 0; i < service->method_count(); ++i) {
       for (const char* header : {"", "Bearer", "Bearer ", "Basic YTpi", "Bearer wrong"}) {
         const std::string method =
@@ -407,6 +409,215 @@ TEST_F(SecurityTest, EveryMethodRequiresAToken) {
       }
     }
   }
+}
+
+// --- Caches of callers ---------------------------------------------------------------------------
+
+// The calls of one caller on caches of one layer, of one head of size 1.
+class CacheOwner {
+ public:
+  explicit CacheOwner(const std::shared_ptr<grpc::Channel>& channel)
+      : caches_(v1::CacheService::NewStub(channel)),
+        models_(inference::GRPCInferenceService::NewStub(channel)) {}
+
+  std::string Create() {
+    v1::CreateRequest request;
+    request.set_name("mine");
+    request.set_dtype(v1::FP32);
+    v1::LayerShape& shape = *request.add_shapes();
+    shape.set_layers(1);
+    shape.set_kv_heads(1);
+    shape.set_head_size(1);
+    v1::Cache cache;
+    const grpc::Status status = Call(&Stub::Create, request, cache);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return cache.id();
+  }
+
+  grpc::Status Append(const std::string& id, float token) {
+    v1::AppendRequest request;
+    v1::AppendPart& part = *request.add_parts();
+    part.set_cache(id);
+    part.set_generation(1);
+    part.set_at(0);
+    *part.mutable_k() = *part.mutable_v() = Number(token);
+    v1::AppendResponse response;
+    return Call(&Stub::Append, request, response);
+  }
+
+  v1::Cache Get(const std::string& id) {
+    v1::Caches found;
+    const grpc::Status status = Call(&Stub::Get, IdsOf(id), found);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return found.caches_size() == 1 ? found.caches(0) : v1::Cache();
+  }
+
+  std::vector<std::string> List() {
+    v1::Caches found;
+    EXPECT_TRUE(Call(&Stub::List, v1::ListRequest(), found).ok());
+    std::vector<std::string> ids;
+    for (const v1::Cache& cache : found.caches()) ids.push_back(cache.id());
+    return ids;
+  }
+
+  // The refusals of all methods that name a cache.
+  std::vector<std::string> TouchAll(const std::string& id) {
+    std::vector<std::string> refusals;
+    const auto note = [&](const grpc::Status& status) {
+      refusals.push_back(absl::StrCat(status.error_code(), " ", reason_));
+    };
+    v1::Cache cache;
+    v1::Caches caches;
+    v1::ForkRequest fork;
+    fork.set_cache(id);
+    fork.set_generation(1);
+    note(Call(&Stub::Fork, fork, cache));
+    v1::TruncateRequest truncate;
+    truncate.set_cache(id);
+    truncate.set_generation(1);
+    note(Call(&Stub::Truncate, truncate, cache));
+    note(Call(&Stub::Renew, IdsOf(id), caches));
+    note(Call(&Stub::Close, IdsOf(id), caches));
+    note(Call(&Stub::Get, IdsOf(id), caches));
+    note(Append(id, 3));
+    v1::AttendCachedRequest attend;
+    v1::Item& item = *attend.add_items();
+    item.set_cache(id);
+    item.set_generation(1);
+    item.set_rows(1);
+    *attend.mutable_q() = Number(1);
+    v1::AttendCachedResponse attended;
+    note(Call(&Stub::Attend, attend, attended));
+    v1::DiagnoseResponse report;
+    note(Call(&Stub::Diagnose, attend, report));
+    grpc::ClientContext context;
+    v1::ExportRequest request;
+    request.set_cache(id);
+    request.set_generation(1);
+    const auto stream = caches_->Export(&context, request);
+    v1::KvChunk chunk;
+    EXPECT_FALSE(stream->Read(&chunk));
+    const grpc::Status exported = stream->Finish();
+    reason_ = ReasonOf(context);
+    note(exported);
+    return refusals;
+  }
+
+  // A step of the sequence 7 of the model attention_session. Returns y, or why there is none.
+  std::string Step(bool starts, float token) {
+    inference::ModelInferRequest request;
+    request.set_model_name("attention_session");
+    (*request.mutable_parameters())["sequence_id"].set_int64_param(7);
+    (*request.mutable_parameters())["sequence_start"].set_bool_param(starts);
+    for (const char* name : {"Q", "K", "V"}) {
+      auto& input = *request.add_inputs();
+      input.set_name(name);
+      input.set_datatype("FP32");
+      for (int axis = 0; axis < 4; ++axis) input.add_shape(1);
+      request.add_raw_input_contents(reinterpret_cast<const char*>(&token), sizeof token);
+    }
+    grpc::ClientContext context;
+    inference::ModelInferResponse response;
+    const grpc::Status status = models_->ModelInfer(&context, request, &response);
+    if (!status.ok()) return status.error_message();
+    float y = 0;
+    EXPECT_EQ(response.raw_output_contents(0).size(), sizeof y);
+    response.raw_output_contents(0).copy(reinterpret_cast<char*>(&y), sizeof y);
+    return absl::StrCat(y);
+  }
+
+ private:
+  using Stub = v1::CacheService::Stub;
+
+  static v1::Tensor Number(float value) {
+    v1::Tensor tensor;
+    tensor.set_dtype(v1::FP32);
+    for (int axis = 0; axis < 3; ++axis) tensor.add_shape(1);
+    tensor.set_data(&value, sizeof value);
+    return tensor;
+  }
+  static v1::Ids IdsOf(const std::string& id) {
+    v1::Ids ids;
+    ids.add_caches(id);
+    return ids;
+  }
+  static std::string ReasonOf(const grpc::ClientContext& context) {
+    const auto& trailers = context.GetServerTrailingMetadata();
+    const auto reason = trailers.find("rapt-reason");
+    if (reason == trailers.end()) return "";
+    return {reason->second.data(), reason->second.size()};
+  }
+
+  template <typename Request, typename Response>
+  grpc::Status Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, Response& response) {
+    grpc::ClientContext context;
+    const grpc::Status status = ((*caches_).*method)(&context, request, &response);
+    reason_ = ReasonOf(context);
+    return status;
+  }
+
+  std::unique_ptr<Stub> caches_;
+  std::unique_ptr<inference::GRPCInferenceService::Stub> models_;
+  std::string reason_;
+};
+
+void ExpectThatTheySeeNothingOfEachOther(CacheOwner alice, CacheOwner bob) {
+  const std::string hers = alice.Create();
+  ASSERT_TRUE(alice.Append(hers, 2).ok());
+  const std::string unknown = absl::StrCat(grpc::StatusCode::NOT_FOUND, " unknown");
+  EXPECT_THAT(bob.TouchAll(hers), ::testing::Each(unknown));
+  EXPECT_THAT(bob.List(), IsEmpty());
+  const std::string his = bob.Create();  // a cache of the same name
+  EXPECT_NE(his, hers);
+  EXPECT_THAT(bob.List(), ElementsAre(his));
+  EXPECT_THAT(alice.List(), ElementsAre(hers));
+  const v1::Cache cache = alice.Get(hers);
+  EXPECT_EQ(cache.generation(), 1u);
+  EXPECT_THAT(cache.lengths(), ElementsAre(1));
+  // Sequences of one id, which are caches without a name.
+  EXPECT_EQ(alice.Step(/*starts=*/true, 5), "5");
+  const std::vector<std::string> all_of_hers = alice.List();
+  ASSERT_EQ(all_of_hers.size(), 2u);
+  EXPECT_THAT(bob.TouchAll(all_of_hers[1]), ::testing::Each(unknown));
+  EXPECT_THAT(bob.Step(/*starts=*/false, 5), HasSubstr("START flag"));
+  EXPECT_EQ(bob.Step(/*starts=*/true, -5), "-5");
+  EXPECT_EQ(alice.Step(/*starts=*/false, 5), "5");  // over two equal tokens of hers
+  EXPECT_THAT(alice.List(), ::testing::ElementsAreArray(all_of_hers));
+}
+
+std::string Read(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_F(SecurityTest, TokensSeparateTheCachesOfCallers) {
+  std::vector<std::string> flags = TlsFlags({"--kv_cache_bytes=16777216", "--grace_period=0s"});
+  Write("tokens", absl::StrCat("alice ", Sha256("hers"), "\nbob ", Sha256("his"), "\n"));
+  flags.push_back(Flag("token_file", "tokens"));
+  const ServerProcess server(flags);
+  const auto caller = [&](const std::string& token) {
+    grpc::SslCredentialsOptions tls;
+    tls.pem_root_certs = ca_.cert();
+    return CacheOwner(
+        grpc::CreateChannel(server.grpc_address(),
+                            grpc::CompositeChannelCredentials(
+                                grpc::SslCredentials(tls), grpc::AccessTokenCredentials(token))));
+  };
+  ExpectThatTheySeeNothingOfEachOther(caller("hers"), caller("his"));
+}
+
+TEST_F(SecurityTest, CertificatesSeparateTheCachesOfCallers) {
+  const ServerProcess server(MutualTlsFlags({"--kv_cache_bytes=16777216", "--grace_period=0s"}));
+  const auto caller = [&](const std::string& name) {
+    Save(name, ca_.Issue({name}));
+    grpc::SslCredentialsOptions tls;
+    tls.pem_root_certs = ca_.cert();
+    tls.pem_private_key = Read(Path(name + ".key"));
+    tls.pem_cert_chain = Read(Path(name + ".crt"));
+    return CacheOwner(grpc::CreateChannel(server.grpc_address(), grpc::SslCredentials(tls)));
+  };
+  ExpectThatTheySeeNothingOfEachOther(caller("alice"), caller("bob"));
 }
 
 TEST_F(SecurityTest, HealthNeedsNoToken) {
