@@ -226,8 +226,16 @@ namespace {
 absl::Status Prefers(const Backend& backend, const Problem& problem) {
   return backend.Prefers(problem);
 }
-absl::Status Prefers(const Backend& /*backend*/, const TensorOperator& /*op*/) {
-  return absl::OkStatus();
+absl::Status Prefers(const Backend& backend, const TensorOperator& op) {
+  const std::optional<absl::Status> support = op.SupportedBy(backend);
+  return support && support->ok() ? op.PreferredBy(backend) : absl::OkStatus();
+}
+
+// Of a backend that was named and did not take what it was named for.
+std::string WhyDeclined(const Backend& backend, const TensorOperator& op) {
+  const std::optional<absl::Status> support = op.SupportedBy(backend);
+  if (support && !support->ok()) return std::string(support->message());
+  return "the backend does not compute this operator";
 }
 
 template <typename What>
@@ -252,12 +260,12 @@ std::vector<BackendChoice> ExplainChoiceOf(const What& what, const PlanOptions& 
     choice.chosen = chosen.ok() && chosen->routing.backend == backend;
     if (!plan.ok()) {
       choice.reason = std::string(plan.status().message());
-    } else if (plan->routing.backend != backend) {
-      choice.reason = "the backend does not compute this operator";
-    } else {
+    } else if (plan->routing.backend == backend) {
       choice.plan = plan->Describe();
       choice.workspace_bytes = plan->workspace_bytes();
       if (!choice.chosen) choice.reason = WhyNotChosen(*backend, what, options, *chosen);
+    } else if constexpr (std::is_same_v<What, TensorOperator>) {
+      choice.reason = WhyDeclined(*backend, what);
     }
     choices.push_back(std::move(choice));
   }

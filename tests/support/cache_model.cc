@@ -15,18 +15,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Returns rows of `size` numbers as they are after they were stored in 8 bits.
-std::vector<float> Rounded(const std::vector<float>& numbers, int64_t size) {
-  std::vector<float> rounded;
-  std::vector<std::byte> row(static_cast<size_t>(q8_0::RowBytes(size)));
-  for (size_t n = 0; n < numbers.size(); n += static_cast<size_t>(size)) {
-    const auto* from = reinterpret_cast<const std::byte*>(numbers.data() + n);
-    q8_0::StoreRow(from, DType::kFloat32, size, row.data());
-    for (int64_t e = 0; e < size; ++e) rounded.push_back(q8_0::LoadNumber(row.data(), e));
-  }
-  return rounded;
-}
-
 }  // namespace
 
 v1::Tensor ToMessage(const std::vector<float>& values, const std::vector<int64_t>& shape) {
@@ -69,6 +57,17 @@ std::vector<float> Random(int64_t count, Rng& rng) {
 
 Tokens RandomTokens(int64_t count, Rng& rng) {
   return {Random(count * kKvHeads * kHeadSize, rng), Random(count * kKvHeads * kValueSize, rng)};
+}
+
+std::vector<float> Rounded(const std::vector<float>& numbers, int64_t size) {
+  std::vector<float> rounded;
+  std::vector<std::byte> row(static_cast<size_t>(q8_0::RowBytes(size)));
+  for (size_t n = 0; n < numbers.size(); n += static_cast<size_t>(size)) {
+    const auto* from = reinterpret_cast<const std::byte*>(numbers.data() + n);
+    q8_0::StoreRow(from, DType::kFloat32, size, row.data());
+    for (int64_t e = 0; e < size; ++e) rounded.push_back(q8_0::LoadNumber(row.data(), e));
+  }
+  return rounded;
 }
 
 Tokens Stored(const Tokens& tokens, v1::Storage storage) {

@@ -30,6 +30,8 @@ struct Tokens {
 
 std::vector<float> Random(int64_t count, Rng& rng);
 Tokens RandomTokens(int64_t count, Rng& rng);
+// Returns rows of `size` numbers as they are after they were stored in 8 bits.
+std::vector<float> Rounded(const std::vector<float>& numbers, int64_t size);
 // Returns tokens as a cache has them.
 Tokens Stored(const Tokens& tokens, v1::Storage storage);
 
