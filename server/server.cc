@@ -556,13 +556,14 @@ void ServerImpl::WaitForCaches(Instant end) const {
 }
 
 void ServerImpl::Drain() {
+  // First, so that a caller who sees the server not ready gets no connection that stays open.
+  if (rest_ != nullptr) rest_->GoAway();
   readiness_.Withdraw();
   caches_.store.StopCreating();
   health_status_.SetServing(false);
   // Callers use other connections, if they can, before their calls are refused. Calls that they
   // have begun have the pause to send their messages.
   if (http2_server_ != nullptr) http2_server_->GoAway();
-  if (rest_ != nullptr) rest_->GoAway();
   std::this_thread::sleep_for(options_.drain.pause);
   // Also those that have connected meanwhile.
   if (http2_server_ != nullptr) http2_server_->GoAway();

@@ -161,7 +161,8 @@ TEST(ProbesTest, AnswersProbesByPath) {
 TEST(ProbesTest, OtherMethodsAreNotAllowed) {
   const ServerProcess server;
   const std::string answer =
-      Exchange(server.metrics_address(), "POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc");
+      Exchange(server.metrics_address(),
+               "POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 405 Method Not Allowed\r\n"));
   EXPECT_THAT(answer, HasSubstr("\r\nAllow: GET, HEAD\r\n"));
   EXPECT_THAT(answer, HasSubstr("\r\nConnection: close\r\n"));
