@@ -5,9 +5,10 @@
 // neighbours in depth, exactly and summed in fp32; P V multiplies the weights of pairs of keys,
 // rounded to bf16 as on tiles, with their values. Everything else is left to the AVX-512 kernel.
 //
-// Dot products flush subnormals. Scores are scaled after Q K^T, which may overflow where FMA would
-// not, and V is not searched for NaN and Inf of hidden keys. A task whose sums are not finite
-// starts over with the AVX-512 kernel.
+// Dot products flush subnormal factors and sums, which matters only beside a very large factor:
+// such rows of Q and scales are left to the AVX-512 kernel. Scores are scaled after Q K^T, which
+// may overflow where FMA would not, and V is not searched for NaN and Inf of hidden keys. A task
+// whose sums are not finite starts over with the AVX-512 kernel.
 #define RAPT_VECTOR_BYTES 64
 #define RAPT_MICRO_ROWS 6
 #define RAPT_MICRO_VECTORS 4
@@ -47,7 +48,8 @@ struct PairProducts {
   }
 };
 
-enum class Outcome : uint8_t { kDone, kAbandoned, kNotFinite };
+// kNotSuited: the AVX-512 kernel has to compute the task.
+enum class Outcome : uint8_t { kDone, kAbandoned, kNotSuited };
 
 class PairFlash : private Flash<float> {
  public:
@@ -56,7 +58,9 @@ class PairFlash : private Flash<float> {
 
   Outcome Run() {
     LoadQueries<Element::kBFloat16>();
-    for (int64_t r = 0; r < t_.row_count; ++r) LoadQueryPairs(r);
+    for (int64_t r = 0; r < t_.row_count; ++r) {
+      if (!LoadQueryPairs(r)) return Outcome::kNotSuited;
+    }
     FormRowBlocks();
     for (int64_t j = KeysToRead().begin; j < t_.end; j = next_) {
       const int64_t count = Min(kKeyBlock, t_.end - j);
@@ -64,17 +68,25 @@ class PairFlash : private Flash<float> {
       next_ = j + kKeyBlock;
       FoldPairs(j, count);
     }
-    if (!IsFinite() || !HasMaxima()) return Outcome::kNotFinite;
+    if (!IsFinite() || !HasMaxima()) return Outcome::kNotSuited;
     OrderColumns();
     Finish();
     return Outcome::kDone;
   }
 
  private:
-  // Replaces row r of Q by its elements.
-  void LoadQueryPairs(int64_t r) {
-    memcpy(q_ + r * lanes_d_, Read(t_.queries, t_.rows[r].query, KeyBytes()),
-           static_cast<size_t>(KeyBytes()));
+  // Replaces row r of Q by its elements. Returns whether each is 0, or normal and below 2^32. What
+  // is then flushed is less than 2^-94, which no scale that suits makes count.
+  bool LoadQueryPairs(int64_t r) {
+    auto* const row = reinterpret_cast<std::byte*>(q_ + r * lanes_d_);
+    memcpy(row, Read(t_.queries, t_.rows[r].query, KeyBytes()), static_cast<size_t>(KeyBytes()));
+    constexpr int kLeastNormal = 0x0080, kTooLarge = 0x4F80;  // 2^-126, 2^32
+    bool fits = true;
+    for (int64_t d = 0; d < t_.head_size; ++d) {
+      const int magnitude = LoadAs<uint16_t>(row + d * kElementBytes) & 0x7FFF;
+      fits &= magnitude == 0 || (magnitude >= kLeastNormal && magnitude < kTooLarge);
+    }
+    return fits;
   }
 
   void FoldPairs(int64_t j, int64_t count) {
@@ -192,18 +204,21 @@ class PairFlash : private Flash<float> {
   }
 };
 
+// As on tiles.
+constexpr double kTooLargeScale = 0x1p30;
+
 bool Suits(const FlashTask& task) {
-  return task.element == Element::kBFloat16 && !task.q8_0 && task.row_count <= kFewRows &&
-         task.head_size % kPairLanes == 0 && task.value_head_size % kPairLanes == 0 &&
-         task.score_stage == ScoreStage::kNone && task.alpha == 0 && !task.sparse &&
-         task.selection.indices == nullptr && task.additive.weights == nullptr &&
-         task.vectors.keys.data == nullptr && task.vectors.values.data == nullptr &&
-         task.rotary.rotate == nullptr;
+  return __builtin_fabs(task.score.scale) < kTooLargeScale && task.element == Element::kBFloat16 &&
+         !task.q8_0 && task.row_count <= kFewRows && task.head_size % kPairLanes == 0 &&
+         task.value_head_size % kPairLanes == 0 && task.score_stage == ScoreStage::kNone &&
+         task.alpha == 0 && !task.sparse && task.selection.indices == nullptr &&
+         task.additive.weights == nullptr && task.vectors.keys.data == nullptr &&
+         task.vectors.values.data == nullptr && task.rotary.rotate == nullptr;
 }
 
 bool FlashFp32(const FlashTask& task) {
-  const Outcome outcome = Suits(task) ? PairFlash(task).Run() : Outcome::kNotFinite;
-  if (outcome == Outcome::kNotFinite) return kAvx512Kernels.flash_fp32(task);
+  const Outcome outcome = Suits(task) ? PairFlash(task).Run() : Outcome::kNotSuited;
+  if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32(task);
   return outcome == Outcome::kDone;
 }
 

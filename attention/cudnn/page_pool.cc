@@ -34,8 +34,12 @@ int64_t PagePool::CapacityOf(int64_t page_bytes) const {
 
 absl::StatusOr<PagePool::Lease> PagePool::Acquire(int64_t page_bytes,
                                                   absl::Span<const PageUse> uses, Fill fill) {
-  MutexLock filling(fill_mutex_);
   Lease lease(*this);
+  {
+    MutexLock lock(mutex_);
+    if (PinComplete(uses, lease)) return lease;  // does not wait for copies of other runs
+  }
+  MutexLock filling(fill_mutex_);
   absl::StatusOr<std::vector<MissingRows>> missing;
   {
     MutexLock lock(mutex_);
@@ -65,22 +69,42 @@ absl::Status PagePool::Publish(absl::Span<const MissingRows> filled, const Lease
   return status;
 }
 
+bool PagePool::PinComplete(absl::Span<const PageUse> uses, Lease& lease) {
+  for (const PageUse& use : uses) {
+    const auto found = by_id_.find(use.id);
+    if (found == by_id_.end()) return false;
+    const Copy& copy = *found->second;
+    if (!copy.is_finite || copy.rows < use.rows) return false;
+  }
+  for (const PageUse& use : uses) PinOne(by_id_.find(use.id)->second, lease);
+  counts_.hits += static_cast<int64_t>(uses.size());
+  return true;
+}
+
+void PagePool::PinOne(Copies::iterator copy, Lease& lease) {
+  copies_.splice(copies_.end(), copies_, copy);
+  ++copy->pins;
+  ++segments_[copy->segment].pins;
+  lease.copies_.push_back(copy);
+}
+
 absl::StatusOr<std::vector<MissingRows>> PagePool::Pin(int64_t page_bytes,
                                                        absl::Span<const PageUse> uses,
                                                        Lease& lease) {
+  const auto fail = [&](absl::Status status) {
+    for (const auto& copy : lease.copies_) copy->wanted = 0;
+    return status;
+  };
   for (const PageUse& use : uses) {
     const auto copy = FindOrAdd(use.id, page_bytes);
     if (copy == copies_.end()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("the device has no room for the ", uses.size(), " pages of a run"));
+      return fail(absl::ResourceExhaustedError(
+          absl::StrCat("the device has no room for the ", uses.size(), " pages of a run")));
     }
-    if (!copy->is_finite) return NotFinite();
-    copies_.splice(copies_.end(), copies_, copy);
-    ++copy->pins;
-    ++segments_[copy->segment].pins;
+    if (!copy->is_finite) return fail(NotFinite());
+    PinOne(copy, lease);
     copy->wanted = std::max(copy->wanted, use.rows);
     copy->rows < use.rows ? ++counts_.misses : ++counts_.hits;
-    lease.copies_.push_back(copy);
   }
   std::vector<MissingRows> missing;
   for (size_t use = 0; use < uses.size(); ++use) {

@@ -113,6 +113,10 @@ class PagePool {
     int pins = 0;               // of its copies
   };
 
+  // Pins the copies of all uses if none lacks rows; otherwise returns false.
+  bool PinComplete(absl::Span<const PageUse> uses, Lease& lease)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PinOne(Copies::iterator copy, Lease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pins the copies of all uses. Returns the rows that they lack.
   absl::StatusOr<std::vector<MissingRows>> Pin(int64_t page_bytes, absl::Span<const PageUse> uses,
                                                Lease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

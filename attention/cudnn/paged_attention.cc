@@ -107,6 +107,19 @@ class PagedAttention::Run {
     return RoundUp(plan_.workspace_bytes(), kWorkspaceAlignment) + GatheredBytes();
   }
 
+  // The memory that PagedStaging and PagePool::Lease take for the run.
+  int64_t staging_bytes() const {
+    constexpr auto kUseBytes =
+        static_cast<int64_t>(sizeof(PageUse) + sizeof(size_t) + sizeof(void*));
+    int64_t uses = 0;
+    for (const PagedItem& item : batch_.items) {
+      if (item.seen.empty()) continue;
+      const int64_t page_rows = graph().pages->rows;
+      uses += CeilDiv(item.seen.end, page_rows) - item.seen.begin / page_rows;
+    }
+    return uses * kUseBytes;
+  }
+
   // Computes the items on the fallback, on one thread. `workspace` has fallback_bytes().
   void RunFallback(const Arguments& arguments, std::byte* workspace,
                    const Checkpoint& checkpoint) const {
@@ -272,7 +285,10 @@ void PagedAttention::PlanTasks(const RaggedCall& call, const RaggedSource& sourc
     const Run& run = *paged->runs.emplace_back(
         std::make_unique<const Run>(call, source, std::move(batch), fallback_));
     plan.flops += run.flops();
-    plan.worker_workspace_bytes = std::max(plan.worker_workspace_bytes, run.fallback_bytes());
+    // What the run keeps outside of the workspace is charged as a part of it.
+    plan.worker_workspace_bytes =
+        std::max(plan.worker_workspace_bytes,
+                 run.fallback_bytes() + RoundUp(run.staging_bytes(), kWorkspaceAlignment));
   }
   if (!paged->runs.empty()) plan.stages = {static_cast<int64_t>(paged->runs.size())};
   plan.backend_plan = std::move(paged);

@@ -281,7 +281,8 @@ void PageList::Evict(const TokenRange& tokens) {
   RenewTable(pages(), table_->capacity());
 }
 
-absl::Status PageList::Skip(int64_t count, int64_t length) {
+absl::Status PageList::Skip(int64_t count) {
+  const int64_t length = length_ + count;
   if (length > arena_->capacity_bytes()) {
     return arena_->Take(shape_.page_bytes(), length).status();
   }
@@ -290,7 +291,7 @@ absl::Status PageList::Skip(int64_t count, int64_t length) {
   if (!charge.ok()) return charge.status();
   UseTable(pages(), std::make_shared<PageTable>(*std::move(charge), capacity));
   evicted_ = {length_, length_ + count};
-  length_ += count;
+  length_ = length;
   return absl::OkStatus();
 }
 

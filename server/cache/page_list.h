@@ -136,10 +136,10 @@ class PageList {
   // begins where those of earlier calls did.
   void Evict(const TokenRange& tokens);
 
-  // Adds `count` tokens that are evicted. The table of pages then has room for `length` tokens.
-  // Returns ResourceExhausted if the arena has no memory for it, and has no effect then. REQUIRES:
-  // none is evicted; length() and `count` are multiples of kPageTokens; length() + count <= length.
-  absl::Status Skip(int64_t count, int64_t length);
+  // Adds `count` tokens that are evicted. Returns ResourceExhausted if the arena has no memory for
+  // the table of their pages, and has no effect then. REQUIRES: none is evicted; length() and
+  // `count` are multiples of kPageTokens.
+  absl::Status Skip(int64_t count);
 
   // Returns a list with the first `length` tokens, which shares their pages. REQUIRES: as for
   // Truncate().

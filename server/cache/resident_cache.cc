@@ -355,12 +355,12 @@ absl::Status ResidentCache::Skip(int64_t layer, int64_t at, int64_t length) {
   }
   // Tables without pages would escape the quota. More than the arena can have is not charged;
   // PageList::Skip() refuses it.
-  const int64_t tables = length > context_.arena.capacity_bytes()
+  const int64_t tables = at > context_.arena.capacity_bytes()
                              ? 0
                              : (gap.end - gap.begin) / kPageTokens * kPageTableBytes;
   if (absl::Status status = ChargeOwner(tables); !status.ok()) return status;
   charged_tables_ += tables;
-  absl::Status status = list.Skip(gap.end - gap.begin, length);
+  absl::Status status = list.Skip(gap.end - gap.begin);
   if (status.ok()) return status;
   return Fail(Reason::kPages, status.code(), status.message());
 }

@@ -549,6 +549,32 @@ TEST(HalfEdgesTest, ASingleKeyReturnsEveryValueExactly) {
   }
 }
 
+// Dot products of bf16 flush subnormal factors and products, which make large scores here.
+TEST(BFloat16EdgesTest, TinyNumbersBesideLargeOnesCount) {
+  struct Case {
+    double query, key, scale;
+  };
+  for (const Case& c :
+       {Case{0x1p127, 0x1p-127, 1}, Case{0x1p-127, 0x1p127, 1}, Case{0x1p-64, 0x1p-64, 0x1p125}}) {
+    const Problem problem{.dtype = DType::kBFloat16,
+                          .batch = 1,
+                          .query_heads = 1,
+                          .kv_heads = 1,
+                          .query_length = 1,
+                          .key_length = 2,
+                          .head_size = 32,
+                          .value_head_size = 32,
+                          .scale = c.scale};
+    Rng rng(kSeed);
+    Inputs inputs = RandomInputs(problem, rng);
+    FillRow(inputs.query, 0, 0, 0, c.query);
+    FillRow(inputs.key, 0, 0, 0, c.key);
+    FillRow(inputs.key, 0, 0, 1, 0);
+    SCOPED_TRACE(c.scale);
+    ExpectConforms(problem, inputs);
+  }
+}
+
 TEST(LseTest, IsFp64ForFp64InputsAndFp32Otherwise) {
   for (const DType dtype : kFloatTypes) {
     const Problem problem{.dtype = dtype,

@@ -172,6 +172,28 @@ TEST_F(PagePoolTest, RemembersPagesThatAreNotFinite) {
   EXPECT_TRUE(Acquire({{8, 64}}).ok());
 }
 
+// What a run that failed wanted is not copied for the next one.
+TEST_F(PagePoolTest, AFailedRunLeavesNoWish) {
+  filler_.is_finite = false;
+  EXPECT_FALSE(Acquire({{8, 64}}).ok());
+  filler_.is_finite = true;
+  EXPECT_FALSE(Acquire({{7, 50}, {8, 64}}).ok());
+  ASSERT_TRUE(Acquire({{7, 40}}).ok());
+  EXPECT_THAT(filler_.Rows(), ElementsAre(std::pair(0, 40)));
+}
+
+TEST_F(PagePoolTest, ARunWithAllItsPagesDoesNotWaitForCopiesOfAnother) {
+  ASSERT_TRUE(Acquire({{7, 64}}).ok());
+  bool acquired = false;
+  const auto fill = [&](absl::Span<MissingRows>) {
+    std::thread other([&] { acquired = Acquire({{7, 64}}).ok(); });
+    other.join();
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(pool_.Acquire(kPage, {{8, 64}}, fill).ok());
+  EXPECT_TRUE(acquired);
+}
+
 TEST_F(PagePoolTest, ForgetsAllCopiesOfADeviceThatRestarts) {
   ASSERT_TRUE(Acquire({{7, 10}}).ok());
   pool_.Clear();
