@@ -66,27 +66,35 @@ bool IsReplaceable(const std::string& path) {
   return stat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode);
 }
 
+enum class Durability { kNone, kOnDisk };
+
 // Writes the messages to `path`.
-absl::Status Write(CacheReader& from, const std::string& path) {
+absl::Status Write(CacheReader& from, const std::string& path, Durability durability) {
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) return SystemError(path, errno);
   FileOutputStream stream(file);
-  const auto write = [&stream](const v1::KvChunk& message) {
-    return SerializeDelimitedToZeroCopyStream(message, &stream) && stream.Flush();
+  bool is_written = true;
+  const auto write = [&](const v1::KvChunk& message) {
+    is_written = SerializeDelimitedToZeroCopyStream(message, &stream) && stream.Flush();
+    return is_written;
   };
   absl::Status status = WriteKvMessages(
       from, [](CacheHeader&) {}, write);
-  const bool is_closed = stream.Close();
-  if (!status.ok() || (is_closed && stream.GetErrno() == 0)) return status;
-  return SystemError(path, stream.GetErrno());
+  int error = stream.GetErrno();
+  const bool syncs = durability == Durability::kOnDisk && status.ok() && is_written;
+  if (syncs && fsync(file) != 0) error = errno;
+  if (!stream.Close() && error == 0) error = stream.GetErrno();
+  if (!status.ok()) return status;
+  if (error != 0) return SystemError(path, error);
+  return is_written ? absl::OkStatus() : FileError(path, "a message has more than 2 GiB");
 }
 
 }  // namespace
 
 absl::Status WriteCacheFile(CacheReader& from, const std::string& path) {
-  if (!IsReplaceable(path)) return Write(from, path);
+  if (!IsReplaceable(path)) return Write(from, path, Durability::kNone);
   const std::string part = path + ".part";
-  absl::Status status = Write(from, part);
+  absl::Status status = Write(from, part, Durability::kOnDisk);
   if (status.ok() && std::rename(part.c_str(), path.c_str()) != 0) {
     status = SystemError(path, errno);
   }

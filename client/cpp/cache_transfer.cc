@@ -1,8 +1,11 @@
 #include "rapt/cache_transfer.h"
 
+#include <chrono>
 #include <functional>
+#include <optional>
 #include <stop_token>
 #include <utility>
+#include <vector>
 
 #include "client/cpp/cache_calls.h"
 #include "client/cpp/cache_codec.h"
@@ -98,17 +101,35 @@ class ExportReader final : public KvMessageReader {
   std::unique_ptr<ExportCall> call_;
 };
 
-// Returns the caller's cache of that name if it holds what the header says; NotFound otherwise.
+using Clock = CacheLease::Clock;
+
+// Returns the shapes as the server says them.
+std::vector<LayerShape> Normalized(std::vector<LayerShape> shapes) {
+  for (LayerShape& shape : shapes) {
+    if (shape.value_head_size == 0) shape.value_head_size = shape.head_size;
+  }
+  return shapes;
+}
+
+bool IsWhatWasSent(const CacheInfo& info, const CacheHeader& sent) {
+  return info.name == sent.cache.name && info.lengths == sent.lengths &&
+         info.dtype == sent.cache.dtype && info.storage == sent.cache.storage &&
+         info.generation == 1 && info.first_position == sent.cache.first_position &&
+         Normalized(info.shapes) == Normalized(sent.cache.shapes);
+}
+
+// Returns the caller's cache of that name if it holds what the header says, and its lease did not
+// begin before `began`, if that is given; NotFound otherwise.
 absl::StatusOr<CacheInfo> FindImported(Client& client, const CacheHeader& header,
+                                       std::optional<Clock::time_point> began,
                                        const CallOptions& options) {
   absl::StatusOr<std::vector<CacheInfo>> named = ListCaches(client, header.cache.name, options);
   if (!named.ok()) return named.status();
+  const Clock::time_point now = Clock::now();
+  constexpr std::chrono::milliseconds kRounding{1};  // of expires_in
   for (CacheInfo& info : *named) {
-    if (info.name == header.cache.name && info.lengths == header.lengths &&
-        info.dtype == header.cache.dtype && info.storage == header.cache.storage &&
-        info.generation == 1 && info.first_position == header.cache.first_position) {
-      return std::move(info);
-    }
+    const bool is_new = !began || info.lease - info.expires_in <= now - *began + kRounding;
+    if (is_new && IsWhatWasSent(info, header)) return std::move(info);
   }
   return absl::NotFoundError("no such cache");
 }
@@ -125,6 +146,7 @@ absl::StatusOr<Cache> ImportCache(Client& client, CacheReader& from, const Impor
   CacheCalls& caches = CacheCalls::Of(client);
   UnaryCalls& calls = caches.calls();
   const Deadline deadline = calls.DeadlineOf(options);
+  const Clock::time_point began = Clock::now();
   const std::string drawn = DrawName();
   CacheHeader sent;
   const auto change = [&](CacheHeader& header) {
@@ -136,11 +158,11 @@ absl::StatusOr<Cache> ImportCache(Client& client, CacheReader& from, const Impor
   };
   absl::Status read;  // of `from`
   int attempts = 0;
-  CacheLease::Clock::time_point start;
+  Clock::time_point start;
   const auto send = [&](const Connection& connection, grpc::ClientContext* context,
                         v1::Cache* made) {
     ++attempts;
-    start = CacheLease::Clock::now();
+    start = Clock::now();
     const auto stream = connection.cache->Import(context, made);
     read = WriteKvMessages(from, change,
                            [&](const v1::KvChunk& message) { return stream->Write(message); });
@@ -157,7 +179,10 @@ absl::StatusOr<Cache> ImportCache(Client& client, CacheReader& from, const Impor
   if (!read.ok()) return read;
   absl::StatusOr<CacheInfo> info = made.ok() ? Decode(*made) : made.status();
   if (absl::IsAlreadyExists(made.status()) && attempts > 1) {
-    info = FindImported(client, sent, {.timeout = deadline.left(), .stop = options.stop});
+    // Nobody else has a name that this call has drawn.
+    const auto earliest =
+        sent.cache.name == drawn ? std::nullopt : std::optional<Clock::time_point>(began);
+    info = FindImported(client, sent, earliest, {.timeout = deadline.left(), .stop = options.stop});
     if (!info.ok()) return made.status();
   }
   if (!info.ok()) return info.status();

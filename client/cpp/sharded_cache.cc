@@ -11,7 +11,9 @@
 #include "base/check.h"
 #include "base/checked_math.h"
 #include "base/thread_pool.h"
+#include "client/cpp/cache_calls.h"
 #include "client/cpp/codec.h"
+#include "client/cpp/deadline.h"
 #include "client/cpp/partial_results.h"
 #include "client/cpp/reason.h"
 
@@ -133,6 +135,8 @@ class ShardedCache::State {
       : options_(options), pool_(static_cast<int>(shards)) {}
 
   absl::Status Add(const Shard& shard, const CallOptions& options);
+  // Leaves named caches to their leases: they may have existed. The others are closed as usual.
+  void Abandon();
 
   size_t shards() const { return parts_.size(); }
   const Cache& cache(size_t shard) const { return parts_[shard].cache; }
@@ -155,6 +159,8 @@ class ShardedCache::State {
     std::vector<int64_t> lengths;
     // Those that it had before it was lost. Without them the context would be shorter unnoticed.
     std::vector<int64_t> needed;
+    // Whether calls have sent tokens of the layer since it was cut. A copy may have such tokens.
+    std::vector<bool> sent;
 
     bool IsFull(size_t layer) const { return lengths[layer] == capacity; }
   };
@@ -201,8 +207,9 @@ absl::Status ShardedCache::State::Add(const Shard& shard, const CallOptions& opt
     return named;
   }
   std::vector<int64_t> lengths = made->lengths(), needed(lengths.size());
+  std::vector<bool> sent(lengths.size());
   parts_.push_back({shard.server, std::move(cache), *std::move(made), begin, capacity,
-                    std::move(lengths), std::move(needed)});
+                    std::move(lengths), std::move(needed), std::move(sent)});
   for (int64_t length : parts_.back().lengths) {
     if (length <= capacity) continue;
     return Named(parts_.size() - 1, absl::FailedPreconditionError(
@@ -210,6 +217,12 @@ absl::Status ShardedCache::State::Add(const Shard& shard, const CallOptions& opt
                                                      " tokens; the shard holds ", capacity)));
   }
   return absl::OkStatus();
+}
+
+void ShardedCache::State::Abandon() {
+  if (options_.name.empty()) return;
+  for (Part& part : parts_) part.cache.Release();
+  parts_.clear();
 }
 
 std::vector<int64_t> ShardedCache::State::lengths() const {
@@ -306,6 +319,9 @@ absl::Status ShardedCache::State::Store(absl::Span<const std::vector<CacheTokens
   std::vector<Piece> pieces;
   for (size_t n = 0; n < by_shard.size(); ++n) {
     if (!by_shard[n].empty()) pieces.push_back({.shard = n});
+    for (const CacheTokens& tokens : by_shard[n]) {
+      parts_[n].sent[static_cast<size_t>(tokens.layer)] = true;
+    }
   }
   absl::Status status = AtOnce(pieces, [&](size_t n) {
     const size_t shard = pieces[n].shard;
@@ -385,6 +401,9 @@ absl::StatusOr<ShardedResult> ShardedCache::State::Attend(const CacheAttendCall&
   if (!pieces.ok()) return pieces.status();
   // A context without tokens is asked of the first shard.
   if (pieces->empty()) pieces->push_back({});
+  for (const Piece& piece : *pieces) {
+    if (piece.count > 0) parts_[piece.shard].sent[layer] = true;
+  }
 
   const int64_t first_row =
       call.position.value_or(options_.first_position + LengthOf(layer) + *count - rows);
@@ -426,6 +445,7 @@ absl::Status ShardedCache::State::Truncate(int64_t length, const CallOptions& op
     if (cut.ok()) {
       part.lengths = part.cache.lengths();
       part.needed.assign(part.lengths.size(), 0);
+      part.sent.assign(part.lengths.size(), false);
     }
     return cut;
   });
@@ -452,22 +472,33 @@ absl::Status ShardedCache::State::Rebuild(size_t shard, Client& server, CacheRea
     return Invalid(absl::StrCat("shard is ", shard, "; there are ", parts_.size()));
   }
   Part& part = parts_[shard];
+  const Deadline deadline = CacheCalls::Of(server).calls().DeadlineOf(options);
+  const auto in_time = [&] {
+    return CallOptions{.timeout = deadline.left(), .stop = options.stop};
+  };
   absl::StatusOr<Cache> made =
-      from == nullptr ? CreateCache(server, part.options, options)
-                      : ImportCache(server, *from, {.name = part.options.name}, options);
+      from == nullptr ? CreateCache(server, part.options, in_time())
+                      : ImportCache(server, *from, {.name = part.options.name}, in_time());
   if (!made.ok()) return Named(shard, made.status());
-  const absl::StatusOr<CacheInfo> info = made->Refresh(options);
+  const bool is_same = made->id() == part.cache.id();
+  const absl::StatusOr<CacheInfo> info = made->Refresh(in_time());
   absl::Status status = info.status();
   if (status.ok()) status = CheckFound(part, *info);
-  if (!status.ok()) return Named(shard, status);
-  // The cache of this name may be the one that was there.
-  if (made->id() == part.cache.id()) part.cache.Release();
+  if (!status.ok()) {
+    // A cache that was found by its name may have existed.
+    if (is_same || (from == nullptr && !part.options.name.empty())) made->Release();
+    return Named(shard, status);
+  }
+  if (is_same) part.cache.Release();
   part.cache = *std::move(made);
   part.server = &server;
   for (size_t layer = 0; layer < part.needed.size(); ++layer) {
-    part.needed[layer] = std::max(part.needed[layer], part.lengths[layer]);
+    int64_t& needed = part.needed[layer];
+    needed = std::max(needed, part.lengths[layer]);
+    // Tokens of a call that failed do not count: made again, it sends them again.
+    const bool is_known = needed > 0 || part.sent[layer];
+    part.lengths[layer] = is_known ? std::min(info->lengths[layer], needed) : info->lengths[layer];
   }
-  part.lengths = info->lengths;
   return absl::OkStatus();
 }
 
@@ -520,7 +551,9 @@ absl::StatusOr<ShardedCache> CreateShardedCache(absl::Span<const Shard> shards,
   auto state = std::make_unique<ShardedCache::State>(cache, shards.size());
   for (const Shard& shard : shards) {
     status = state->Add(shard, options);
-    if (!status.ok()) return status;
+    if (status.ok()) continue;
+    state->Abandon();
+    return status;
   }
   return ShardedCache(std::move(state));
 }

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -67,6 +68,8 @@ class Proxy final : public v1::CacheService::Service {
   std::atomic<int> refused_exports{0};
   // Changes what Export returns.
   std::function<void(Chunks&)> change = [](Chunks&) {};
+  // Changes what List returns.
+  std::function<void(v1::Cache&)> change_listed = [](v1::Cache&) {};
   std::atomic<int> attempts{0};
 
   grpc::Status Export(grpc::ServerContext*, const v1::ExportRequest* request,
@@ -108,7 +111,9 @@ class Proxy final : public v1::CacheService::Service {
   grpc::Status List(grpc::ServerContext*, const v1::ListRequest* request,
                     v1::Caches* response) override {
     grpc::ClientContext context;
-    return stub_->List(&context, *request, response);
+    grpc::Status status = stub_->List(&context, *request, response);
+    for (v1::Cache& cache : *response->mutable_caches()) change_listed(cache);
+    return status;
   }
 
   grpc::Status Close(grpc::ServerContext*, const v1::Ids* request, v1::Caches* response) override {
@@ -437,6 +442,52 @@ TEST_F(CacheTransferTest, ALostReplyIsFoundByItsName) {
   ExpectFails(ImportCache(*to_proxy, *Export(*a_, named)), absl::StatusCode::kAlreadyExists, "");
 }
 
+TEST_F(CacheTransferTest, ACacheThatWasThereBeforeIsNotTakenForTheImportedOne) {
+  const Cache cache = CreateFilled("before");
+  const absl::StatusOr<Cache> before = ImportCache(*b_, *Export(*a_, cache));
+  ASSERT_TRUE(before.ok()) << before.status();
+  Proxy proxy(servers_[1]->grpc_address());
+  const auto to_proxy = Connect(proxy.address());
+  proxy.broken_imports = 1;
+  // As if it had waited.
+  proxy.change_listed = [](v1::Cache& listed) {
+    listed.set_expires_in_ms(listed.expires_in_ms() - 30'000);
+  };
+  ExpectFails(ImportCache(*to_proxy, *Export(*a_, cache)), absl::StatusCode::kAlreadyExists, "");
+  EXPECT_EQ(proxy.attempts, 2);
+  EXPECT_TRUE(GetCaches(*b_, {before->id()}).ok());
+}
+
+TEST_F(CacheTransferTest, ALostReplyIsNotThatOfACacheOfAnotherForm) {
+  const Cache cache = CreateFilled("form");
+  Proxy proxy(servers_[1]->grpc_address());
+  const auto to_proxy = Connect(proxy.address());
+  proxy.lost_imports = 1;
+  proxy.change_listed = [](v1::Cache& listed) { listed.mutable_shapes(1)->set_keep_last(41); };
+  ExpectFails(ImportCache(*to_proxy, *Export(*a_, cache)), absl::StatusCode::kAlreadyExists, "");
+  const auto left = ListCaches(*b_, "form");
+  ASSERT_TRUE(left.ok()) << left.status();
+  ASSERT_THAT(*left, SizeIs(1));
+  EXPECT_TRUE(CloseCaches(*b_, {(*left)[0].id}).ok());
+}
+
+TEST_F(CacheTransferTest, ALostReplyIsFoundIfTheHeaderLeavesOutTheSizeOfValues) {
+  CacheOptions options = TwoLayers();
+  options.shapes[0].value_head_size = 0;
+  options.name = "sizes";
+  const absl::StatusOr<Cache> cache = CreateCache(*a_, options);
+  ASSERT_TRUE(cache.ok()) << cache.status();
+  Proxy source(servers_[0]->grpc_address()), proxy(servers_[1]->grpc_address());
+  source.change = [](Chunks& m) {
+    m[0].mutable_header()->mutable_cache()->mutable_shapes(0)->clear_value_head_size();
+  };
+  proxy.lost_imports = 1;
+  const auto from_source = Connect(source.address()), to_proxy = Connect(proxy.address());
+  const absl::StatusOr<Cache> copy = ImportCache(*to_proxy, *Export(*from_source, *cache));
+  EXPECT_TRUE(copy.ok()) << copy.status();
+  EXPECT_EQ(proxy.attempts, 2);
+}
+
 TEST_F(CacheTransferTest, AnExportThatBreaksTheRulesMakesNothing) {
   const Cache cache = CreateFilled();
   Proxy proxy(servers_[0]->grpc_address());
@@ -483,6 +534,40 @@ TEST_F(CacheTransferTest, AnExportThatBreaksTheRulesMakesNothing) {
   EXPECT_TRUE(absl::IsInvalidArgument(gap)) << gap;
   EXPECT_THAT(std::string(gap.message()), HasSubstr("chunk 1: "));
   ExpectNoCaches(*b_);
+}
+
+// Has one chunk, of more bytes than a message can have. They are zeros that take no memory.
+class HugeReader final : public CacheReader {
+ public:
+  static constexpr int64_t kTokens = 4, kBytes = kTokens << 28;  // of k, and of v
+
+  HugeReader()
+      : zeros_(mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
+               [](void* zeros) { munmap(zeros, kBytes); }) {}
+
+  absl::StatusOr<CacheHeader> Begin() override {
+    const LayerShape shape{.kv_heads = 1, .head_size = kBytes / kTokens / 4};
+    return CacheHeader{.cache = {.shapes = {shape}}, .lengths = {kTokens}};
+  }
+  absl::StatusOr<std::optional<CacheChunk>> Next() override {
+    if (std::exchange(has_begun_, true)) return std::nullopt;
+    const Tensor part(DType::kFloat32, {kTokens, 1, kBytes / kTokens / 4}, zeros_,
+                      {static_cast<const std::byte*>(zeros_.get()), kBytes});
+    return CacheChunk{.layer = 0, .at = 0, .k = part, .v = part};
+  }
+
+ private:
+  const std::shared_ptr<void> zeros_;
+  bool has_begun_ = false;
+};
+
+TEST_F(CacheTransferTest, AChunkThatNoMessageHoldsMakesNoFile) {
+  HugeReader huge;
+  const std::string path = PathOf("huge");
+  const absl::Status written = WriteCacheFile(huge, path);
+  EXPECT_TRUE(absl::IsInvalidArgument(written)) << written;
+  EXPECT_EQ(std::string(written.message()), path + ".part: a message has more than 2 GiB");
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
 TEST_F(CacheTransferTest, MemoryDoesNotGrowWithTheCache) {

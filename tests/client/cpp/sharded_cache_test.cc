@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -497,6 +499,46 @@ TEST_F(ShardedCacheTest, ANameFindsTheShardsAgain) {
   ExpectNear(second.Attend(Step(context, 90, 100)), Define(context, 90, 100, 100));
   const auto fewer = CreateShardedCache({{clients_[0].get(), 60}, {clients_[1].get()}}, options);
   EXPECT_FALSE(fewer.ok());
+  // The caches are still there.
+  ExpectNear(second.Attend({.q = context.q.view(99, 100)}), Define(context, 99, 100, 100));
+}
+
+TEST_F(ShardedCacheTest, AFailedRebuildLeavesTheCacheOfThisName) {
+  const Context context = DrawContext(21, 80);
+  CacheOptions options = TwoLayers();
+  options.name = "AFailedRebuildLeavesTheCacheOfThisName";
+  ShardedCache sharded = Create(ThreeShards(), options);
+  Append(sharded, context, 0, 60);
+  const auto found = GetCaches(*clients_[0], {sharded.cache(0).id()});
+  ASSERT_TRUE(found.ok()) << found.status();
+  Cache borrowed = BorrowCache(*clients_[0], found->caches[0]);
+  ASSERT_TRUE(borrowed.Append(0, context.k.view(60, 80), context.v.view(60, 80)).ok());
+  const absl::Status failed = sharded.Rebuild(0, *clients_[0]);
+  EXPECT_TRUE(absl::IsInvalidArgument(failed)) << failed;
+  EXPECT_THAT(std::string(failed.message()),
+              HasSubstr("the cache has 80 tokens; the shard holds 70"));
+  ExpectNear(sharded.Attend({.q = context.q.view(59, 60)}), Define(context, 59, 60, 60));
+
+  options.name += "/0";
+  absl::StatusOr<Cache> elsewhere = CreateCache(*clients_[2], options);
+  ASSERT_TRUE(elsewhere.ok()) << elsewhere.status();
+  ASSERT_TRUE(elsewhere->Append(0, context.k.view(), context.v.view()).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(sharded.Rebuild(0, *clients_[2])));
+  EXPECT_TRUE(elsewhere->Refresh().ok());
+}
+
+TEST_F(ShardedCacheTest, CopiesRestoreAContext) {
+  const Context context = DrawContext(22, 150);
+  ShardedCache saved = Create(ThreeShards()), restored = Create(ThreeShards());
+  Append(saved, context, 0, 149);
+  for (size_t n = 0; n < saved.shards(); ++n) {
+    const auto from = ExportCache(
+        *clients_[n], {.id = saved.cache(n).id(), .generation = saved.cache(n).generation()});
+    const absl::Status rebuilt = restored.Rebuild(n, *clients_[n], *from);
+    ASSERT_TRUE(rebuilt.ok()) << rebuilt;
+  }
+  EXPECT_THAT(restored.lengths(), ElementsAre(149, 0));
+  ExpectNear(restored.Attend(Step(context, 149, 150)), Define(context, 149, 150, 150));
 }
 
 TEST_F(ShardedCacheTest, KnownShardsAreFilledInAnyOrder) {
@@ -590,15 +632,24 @@ class Gate final : public v1::CacheService::Service {
 
   const std::string& address() const { return address_; }
 
-  grpc::Status Create(grpc::ServerContext*, const v1::CreateRequest* request,
+  grpc::Status Create(grpc::ServerContext* call, const v1::CreateRequest* request,
                       v1::Cache* response) override {
     grpc::ClientContext context;
+    std::this_thread::sleep_for(pause);
+    create_deadline = call->deadline();
     return stub_->Create(&context, *request, response);
+  }
+  grpc::Status Get(grpc::ServerContext* call, const v1::Ids* request,
+                   v1::Caches* response) override {
+    grpc::ClientContext context;
+    get_deadline = call->deadline();
+    return stub_->Get(&context, *request, response);
   }
   grpc::Status Append(grpc::ServerContext*, const v1::AppendRequest* request,
                       v1::AppendResponse* response) override {
     grpc::ClientContext context;
-    return stub_->Append(&context, *request, response);
+    grpc::Status status = stub_->Append(&context, *request, response);
+    return loses_appends ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost") : status;
   }
   grpc::Status Attend(grpc::ServerContext*, const v1::AttendCachedRequest* request,
                       v1::AttendCachedResponse* response) override {
@@ -610,6 +661,9 @@ class Gate final : public v1::CacheService::Service {
   }
 
   bool breaks_lse = false;
+  bool loses_appends = false;          // the replies
+  std::chrono::milliseconds pause{0};  // of Create
+  std::chrono::system_clock::time_point create_deadline, get_deadline;
 
  private:
   const std::unique_ptr<v1::CacheService::Stub> stub_;
@@ -626,6 +680,45 @@ TEST_F(ShardedCacheTest, ShardsAreAskedAtTheSameTime) {
   ShardedCache sharded = Create({{to_a.get(), 70}, {to_b.get()}});
   Append(sharded, context, 0, 74);
   ExpectNear(sharded.Attend(Step(context, 74, 75)), Define(context, 74, 75, 75));
+}
+
+TEST_F(ShardedCacheTest, ACopyWithTokensOfAFailedCallDoesNotTakeThemTwice) {
+  Meeting meeting(1);
+  for (const int64_t before : {0, 3}) {
+    SCOPED_TRACE(before);
+    Gate gate(servers_[0]->grpc_address(), meeting);
+    const auto to_gate =
+        Connect(gate.address(), {.connections = 1, .retries = {.max_attempts = 1}});
+    const Context context = DrawContext(23, before + 10);
+    ShardedCache sharded = Create({{to_gate.get(), before + 5}, {clients_[1].get()}});
+    if (before > 0) Append(sharded, context, 0, before);
+    gate.loses_appends = true;
+    const std::vector<CacheTokens> tokens = {
+        {0, context.k.view(before, before + 10), context.v.view(before, before + 10)}};
+    EXPECT_TRUE(absl::IsUnavailable(sharded.Append(tokens)));
+    const auto from = ExportCache(
+        *clients_[0], {.id = sharded.cache(0).id(), .generation = sharded.cache(0).generation()});
+    const absl::Status moved = sharded.Rebuild(0, *clients_[2], *from);
+    ASSERT_TRUE(moved.ok()) << moved;
+    EXPECT_THAT(sharded.lengths(), ElementsAre(before, 0));
+    const absl::Status again = sharded.Append(tokens);
+    EXPECT_TRUE(again.ok()) << again;
+    EXPECT_THAT(sharded.lengths(), ElementsAre(before + 10, 0));
+    ExpectNear(sharded.Attend({.q = context.q.view()}),
+               Define(context, 0, before + 10, before + 10));
+  }
+}
+
+TEST_F(ShardedCacheTest, CallsOfARebuildHaveOneDeadline) {
+  Meeting meeting(1);
+  Gate gate(servers_[1]->grpc_address(), meeting);
+  gate.pause = std::chrono::seconds(1);
+  const auto to_gate = Connect(gate.address());
+  ShardedCache sharded = Create({{clients_[0].get(), 70}, {clients_[1].get()}});
+  // Of longer timeouts gRPC rounds the deadline to more.
+  const absl::Status rebuilt = sharded.Rebuild(1, *to_gate, {.timeout = std::chrono::seconds(20)});
+  ASSERT_TRUE(rebuilt.ok()) << rebuilt;
+  EXPECT_LT(gate.get_deadline, gate.create_deadline + gate.pause / 2);
 }
 
 TEST_F(ShardedCacheTest, AMalformedPartIsNamed) {

@@ -78,18 +78,20 @@ struct ImportOptions {
 // everything.
 //
 // Retried as RetryPolicy says, from the beginning. If a reply is lost, the cache that was made is
-// found by its name. An error of `from` is final. AlreadyExists if the caller has a cache of that
-// name. InvalidArgument says which chunk is wrong. After DeadlineExceeded, Cancelled and
-// Unavailable the cache may be there; nobody renews it then.
+// found by its name: a cache of the form and the lengths of `from` whose lease does not begin
+// before this call. Only if the caller had such a cache of that name before, never truncated, and
+// renewed its lease during this call, that one may be taken for it. An error of `from` is final.
+// AlreadyExists if the caller has a cache of that name. InvalidArgument says which chunk is wrong.
+// After DeadlineExceeded, Cancelled and Unavailable the cache may be there; nobody renews it then.
 absl::StatusOr<Cache> ImportCache(Client& client, CacheReader& from,
                                   const ImportOptions& import = {},
                                   const CallOptions& options = {});
 
 // Writes a cache to a file: the messages of rapt.v1.CacheService.Export, each after its size as a
 // varint. That is the delimited format that the libraries of Protocol Buffers read and write. The
-// file is complete or not there: a temporary one, `path`.part, gets the name at the end. A pipe or
-// a device is written directly. Errors are those of `from`; InvalidArgument, with the path, if the
-// file can't be written.
+// file is complete or not there: a temporary one, `path`.part, gets the name at the end, once it is
+// on the disk. A pipe or a device is written directly. Errors are those of `from`; InvalidArgument,
+// with the path, if the file can't be written.
 absl::Status WriteCacheFile(CacheReader& from, const std::string& path);
 
 // A cache in a file. InvalidArgument, with the path, if it can't be read or is not complete.

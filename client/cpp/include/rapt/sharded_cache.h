@@ -83,6 +83,9 @@ class ShardedCache {
   // Replaces a shard that is lost by an empty one on `server`. Append its tokens again by Fill().
   absl::Status Rebuild(size_t shard, Client& server, const CallOptions& options = {});
   // Replaces a shard by a copy: of an export, while its server drains, or of a file.
+  // Of a layer that this object knew tokens of, or has sent some, the copy's further tokens do not
+  // count: they may be those of a call that failed, which compares them when it is made again. Of
+  // other layers all count.
   // InvalidArgument if `from` is not a cache of this shard's form and first position.
   absl::Status Rebuild(size_t shard, Client& server, CacheReader& from,
                        const CallOptions& options = {});
@@ -104,7 +107,7 @@ class ShardedCache {
 
 // Makes a cache on each server: 1 to 256 shards, in the order of their tokens. `cache` is the whole
 // context; its name, if it has one, gives those of the shards, NAME/0, NAME/1, ..., which are found
-// again with what they hold.
+// again with what they hold. After an error, named caches stay until their leases end.
 absl::StatusOr<ShardedCache> CreateShardedCache(absl::Span<const Shard> shards,
                                                 const CacheOptions& cache,
                                                 const CallOptions& options = {});
