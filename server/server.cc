@@ -471,7 +471,8 @@ absl::Status ServerImpl::ServeRest() {
        .threads = WireThreads(options_.compute.threads),
        .max_connections = max_connections,
        .max_connections_per_address = max_per_address == 0 ? max_connections / 4 : max_per_address,
-       .connection = {.allowed_origins = OriginsOf(options_.http.allow_origin)}},
+       .connection = {.allowed_origins = OriginsOf(options_.http.allow_origin),
+                      .refuses_other_origins = true}},
       ServeBy(std::move(router)), memory_->clock, &http_services_);
   if (!server.ok()) return server.status();
   rest_ = *std::move(server);

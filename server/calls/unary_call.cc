@@ -59,12 +59,11 @@ void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory) {
   StartReading();
 }
 
-void UnaryCall::OnReadingStarted() {
+bool UnaryCall::OnReadingStarted() {
   Phase phase = Phase::kAdmitting;
-  if (phase_.compare_exchange_strong(phase, Phase::kReading) &&
-      call_.Now() >= call_.receive_end()) {
-    Evict();  // the alarm may have fired before this phase
-  }
+  if (!phase_.compare_exchange_strong(phase, Phase::kReading)) return true;
+  if (call_.Now() < call_.receive_end()) return true;
+  return !Evict();  // the alarm may have fired before this phase
 }
 
 void UnaryCall::OnAlarm() {
@@ -72,11 +71,16 @@ void UnaryCall::OnAlarm() {
   Evict();
 }
 
-void UnaryCall::Evict() {
+// Returns whether it has ended the call, which may be destroyed by now.
+bool UnaryCall::Evict() {
   Phase phase = Phase::kReading;
-  if (!phase_.compare_exchange_strong(phase, Phase::kEvicted)) return;
-  if (call_.receive_end() < call_.deadline()) return End(call_.SlowSender("message"));
-  End(absl::DeadlineExceededError("the deadline passed while the message was received"));
+  if (!phase_.compare_exchange_strong(phase, Phase::kEvicted)) return false;
+  if (call_.receive_end() < call_.deadline()) {
+    End(call_.SlowSender("message"));
+  } else {
+    End(absl::DeadlineExceededError("the deadline passed while the message was received"));
+  }
+  return true;
 }
 
 // Returns false if the call was evicted meanwhile.

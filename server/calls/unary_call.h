@@ -42,8 +42,9 @@ class UnaryCall {
   void OnSize(int64_t bytes, int64_t extra_bytes = 0);
   // Call instead of OnRead() if the message has `bytes` more, at most. Leads to StartReading().
   void OnMore(int64_t bytes);
-  // Call after the read has been started. REQUIRES: the call is not destroyed while this runs.
-  void OnReadingStarted();
+  // Call after the read has been started. Returns false if it ended the call, which may be
+  // destroyed by now. REQUIRES: no other thread destroys the call while this runs.
+  bool OnReadingStarted();
   // Returns true if the message has arrived and the call continues; false if it ends or has ended.
   bool OnRead(bool ok);
   // Call instead of OnRead() if the message can't be received. Ends the call with the status.
@@ -68,7 +69,7 @@ class UnaryCall {
   bool EndReading();
   void OnAdmitted(absl::StatusOr<MessageReservation> memory);
   void OnAlarm();
-  void Evict();
+  bool Evict();
   void ReleaseMessage();
 
   Call call_;

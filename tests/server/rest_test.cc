@@ -321,6 +321,8 @@ TEST_F(RestTest, AHostThatResolvesHereIsNoHostOfOurs) {
   }
   EXPECT_EQ(ask("http://evil.example/v2", "localhost"), 403);
   EXPECT_EQ(ask("http://localhost:1/v2", "evil.example"), 200);
+  EXPECT_EQ(ask("/v2", "localhost:80@evil.example"), 400);
+  EXPECT_EQ(ask("http://localhost:80@evil.example/v2", "localhost"), 400);
 }
 
 // --- The life of a call --------------------------------------------------------------------------
@@ -385,6 +387,12 @@ class SmallRestTest : public RestTest {
 };
 
 TEST_F(SmallRestTest, LimitsOfSize) {
+  for (const auto& [bytes, status] : {std::pair(16384, 200), std::pair(16385, 413)}) {
+    EXPECT_EQ(RawHttp(server_.http_address())
+                  .Ask(RequestText("POST", "/v2/logging", "{}" + std::string(bytes - 2, ' ')))
+                  .status,
+              status);
+  }
   EXPECT_EQ(Infer(std::string(1001, ' ')).status, 413);
   std::string json = BinaryInputs(64, 64 * 256);
   const RawResponse large = Infer(json + std::string(3 * 64 * 256, '\0'), JsonLength(json));
@@ -403,7 +411,6 @@ TEST_F(SmallRestTest, PagesOfAllowedOriginsMayRead) {
   const RawResponse response = Get("/v2", "Origin: https://b.example\r\n");
   EXPECT_EQ(response.Value("access-control-allow-origin"), "https://b.example");
   EXPECT_EQ(response.Value("vary"), "Origin");
-  EXPECT_EQ(Get("/v2", "Origin: https://c.example\r\n").Value("access-control-allow-origin"), "");
   const std::string preflight = "Access-Control-Request-Method: POST\r\nOrigin: https://";
   const auto ask = [&](absl::string_view origin) {
     return RawHttp(server_.http_address())
@@ -411,7 +418,30 @@ TEST_F(SmallRestTest, PagesOfAllowedOriginsMayRead) {
   };
   EXPECT_EQ(ask("a.example").status, 204);
   EXPECT_THAT(ask("a.example").Value("access-control-allow-headers"), HasSubstr("authorization"));
-  EXPECT_EQ(ask("c.example").status, 405);
+  EXPECT_EQ(ask("c.example").status, 403);
+}
+
+// A browser sends a simple request of any page, such as a POST of text, without asking first.
+TEST_F(SmallRestTest, PagesOfOtherOriginsMayNotSend) {
+  const auto ask = [&](absl::string_view headers) {
+    return RawHttp(server_.http_address()).Ask(RequestText("POST", "/v2/logging", "", headers));
+  };
+  for (const char* origin : {"https://c.example", "null", "", "localhost", "http://localhost:1",
+                             "https://a.example.c.example", "file://localhost"}) {
+    const RawResponse response = ask(absl::StrCat("Origin: ", origin, "\r\n"));
+    EXPECT_EQ(response.status, 403) << origin;
+    EXPECT_EQ(response.body, R"({"error":"the origin is not listed in --http_allow_origin"})");
+    EXPECT_EQ(response.Value("access-control-allow-origin"), "") << origin;
+  }
+  EXPECT_EQ(ask("Origin: https://a.example\r\nOrigin: https://c.example\r\n").status, 403);
+  for (const char* origin : {"https://a.example", "http://localhost", "https://LOCALHOST"}) {
+    EXPECT_EQ(ask(absl::StrCat("Origin: ", origin, "\r\n")).status, 200) << origin;
+  }
+  // The address of the metrics has no calls.
+  EXPECT_EQ(RawHttp(server_.metrics_address())
+                .Ask(RequestText("GET", "/readyz", "", "Origin: https://c.example\r\n"))
+                .status,
+            200);
 }
 
 TEST_F(SmallRestTest, ACallerHasItsLimit) {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -256,8 +257,16 @@ std::optional<Response> Connection::CheckHead() const {
     return ErrorResponse(
         400, absl::StrCat("the request has ", hosts.size(), " Host headers; it must have 1"));
   }
+  if (absl::StrContains(Authority(), '@')) {
+    return ErrorResponse(400, "the host of the request must have no user before it");
+  }
   if (owner_.settings().requires_loopback_host && !IsOurHost()) {
-    return ErrorResponse(403, "the host must be localhost, 127.0.0.1 or [::1]");
+    return ErrorResponse(
+        403, absl::StrCat("the host is '", absl::CHexEscape(Authority().substr(0, 64)),
+                          "'; it must be localhost or a loopback address: 127.0.0.1, [::1]"));
+  }
+  if (owner_.settings().refuses_other_origins && !IsOurPage()) {
+    return ErrorResponse(403, "the origin is not listed in --http_allow_origin");
   }
   const HeaderValues codings = request_.Values("transfer-encoding");
   const bool is_chunked = codings.size() == 1 && absl::EqualsIgnoreCase(codings[0], "chunked");
@@ -276,19 +285,35 @@ std::optional<Response> Connection::CheckHead() const {
   return std::nullopt;
 }
 
-// The authority of an absolute target takes precedence, as RFC 9112 demands.
-bool Connection::IsOurHost() const {
-  absl::string_view authority = request_.Value("host").value_or("localhost");
+// That of an absolute target takes precedence, as RFC 9112 demands.
+absl::string_view Connection::Authority() const {
   absl::string_view target = request_.target;
   if (absl::ConsumePrefix(&target, "http://") || absl::ConsumePrefix(&target, "https://")) {
-    authority = target.substr(0, target.find_first_of("/?"));
+    return target.substr(0, target.find_first_of("/?"));
   }
-  const absl::string_view host = WithoutPort(authority);
+  return request_.Value("host").value_or("localhost");
+}
+
+bool Connection::IsOurHost() const {
+  const absl::string_view host = WithoutPort(Authority());
   // An address can't be a name that resolves to another address.
   const bool is_loopback_address =
       host == "[::1]" || (absl::StartsWith(host, "127.") &&
                           host.find_first_not_of("0123456789.") == absl::string_view::npos);
   return is_loopback_address || absl::EqualsIgnoreCase(host, "localhost");
+}
+
+// Returns false if a page of another origin that is not allowed sent the request. A browser sends a
+// page's simple requests without asking first, and says where they come from.
+bool Connection::IsOurPage() const {
+  const HeaderValues origins = request_.Values("origin");
+  if (origins.empty()) return true;
+  if (origins.size() > 1) return false;
+  if (!AllowedOrigin().empty()) return true;
+  absl::string_view origin = origins[0];
+  // A proxy in front may add TLS.
+  return (absl::ConsumePrefix(&origin, "http://") || absl::ConsumePrefix(&origin, "https://")) &&
+         absl::EqualsIgnoreCase(origin, Authority());
 }
 
 // Returns the origin of the page that sent the request, if the page may read the response.

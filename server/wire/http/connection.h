@@ -36,8 +36,10 @@ struct ConnectionSettings {
   // Hosts other than this machine's loopback names are refused: a foreign page whose name resolves
   // to the loopback address can't send requests.
   bool requires_loopback_host = false;
-  // Pages of these origins may read responses: "https://example.org".
+  // Pages of these origins may send requests and read responses: "https://example.org".
   std::vector<std::string> allowed_origins = {};
+  // Whether requests of pages from other origins than these and the server's own are refused.
+  bool refuses_other_origins = false;
 };
 
 // A call as its connection sees it, on the thread of the connection's loop.
@@ -119,7 +121,9 @@ class Connection final : public EventLoop::Watcher,
 
   void OnHead();
   std::optional<Response> CheckHead() const;
+  absl::string_view Authority() const;
   bool IsOurHost() const;
+  bool IsOurPage() const;
   absl::string_view AllowedOrigin() const;
   bool IsPreflight() const;
   Served Serve();

@@ -78,13 +78,11 @@ void HttpCall::StartReading() {
 
 void HttpCall::OpenSlab() {
   is_reading_ = true;
-  // Before OnReadingStarted(), which may end the call: without a connection, the end deletes this.
   if (connection_ == nullptr) {
     OnRead(false);  // deletes this
     return;
   }
-  OnReadingStarted();
-  if (has_finished_) return;
+  if (!OnReadingStarted()) return;  // may have deleted this
   try {
     slabs_.push_back({pool_.Take(admitted_ - received_), received_});
   } catch (const std::bad_alloc&) {

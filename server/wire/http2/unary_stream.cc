@@ -84,13 +84,11 @@ void UnaryStream::StartReading() {
 
 void UnaryStream::OpenBody() {
   state_ = State::kBody;
-  // Before OnReadingStarted(), which may end the call: without a connection, the end deletes this.
   if (connection_ == nullptr) {
     OnRead(false);  // deletes this
     return;
   }
-  OnReadingStarted();
-  if (has_finished_) return;
+  if (!OnReadingStarted()) return;  // may have deleted this
   try {
     body_ = pool_.Take(size_);
   } catch (const std::bad_alloc&) {

@@ -21,7 +21,8 @@ namespace rapt::oip {
 namespace {
 
 using http::PathValues;
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;  // of answers; finding a key takes linear time
+using Fields = nlohmann::json;        // of bodies
 
 constexpr char kJsonLengthHeader[] = "inference-header-content-length";
 
@@ -161,7 +162,7 @@ class InferHandler final : public http::BodyHandler {
 template <typename ProtoRequest, typename ProtoResponse>
 struct SmallRoute {
   // Reads a request; null: it has no fields.
-  std::function<absl::Status(const PathValues& values, const Json& body, ProtoRequest& request)>
+  std::function<absl::Status(const PathValues& values, const Fields& body, ProtoRequest& request)>
       read = nullptr;
   // Writes a response; null: all its fields.
   std::function<Json(const ProtoResponse& response)> write = nullptr;
@@ -187,8 +188,8 @@ class SmallHandler final : public http::BodyHandler {
   }
 
   absl::StatusOr<std::string> Answer(const std::string& body) const {
-    Json fields = Json::object();
-    if (!body.empty()) fields = Json::parse(body, nullptr, /*allow_exceptions=*/false);
+    Fields fields = Fields::object();
+    if (!body.empty()) fields = Fields::parse(body, nullptr, /*allow_exceptions=*/false);
     if (!fields.is_object()) {
       return absl::InvalidArgumentError("the body must be a JSON object, or empty");
     }
@@ -213,21 +214,21 @@ absl::Status WrongType(const std::string& field, absl::string_view type) {
 }
 
 // Reads a field of a body, if it is there.
-absl::Status Read(const Json& body, const char* field, std::string& value) {
+absl::Status Read(const Fields& body, const char* field, std::string& value) {
   const auto found = body.find(field);
   if (found == body.end()) return absl::OkStatus();
   if (!found->is_string()) return WrongType(field, "a string");
   value = found->get<std::string>();
   return absl::OkStatus();
 }
-absl::Status Read(const Json& body, const char* field, bool& value) {
+absl::Status Read(const Fields& body, const char* field, bool& value) {
   const auto found = body.find(field);
   if (found == body.end()) return absl::OkStatus();
   if (!found->is_boolean()) return WrongType(field, "true or false");
   value = found->get<bool>();
   return absl::OkStatus();
 }
-absl::Status Read(const Json& body, const char* field, uint64_t& value) {
+absl::Status Read(const Fields& body, const char* field, uint64_t& value) {
   const auto found = body.find(field);
   if (found == body.end()) return absl::OkStatus();
   if (!found->is_number_unsigned()) return WrongType(field, "an integer of at least 0");
@@ -237,32 +238,32 @@ absl::Status Read(const Json& body, const char* field, uint64_t& value) {
 
 // Reads the name and version of a model, if the path has them.
 template <typename ProtoRequest>
-absl::Status ReadModel(const PathValues& values, const Json&, ProtoRequest& request) {
+absl::Status ReadModel(const PathValues& values, const Fields&, ProtoRequest& request) {
   if (!values.empty()) request.set_name(values[0]);
   if (values.size() > 1) request.set_version(values[1]);
   return absl::OkStatus();
 }
 
 template <typename ProtoRequest>
-absl::Status ReadName(const PathValues& values, const Json&, ProtoRequest& request) {
+absl::Status ReadName(const PathValues& values, const Fields&, ProtoRequest& request) {
   if (!values.empty()) request.set_name(values[0]);
   return absl::OkStatus();
 }
 
 // Sets every field of the body, as the settings of tracing and logging are read.
 template <typename ProtoRequest>
-absl::Status ReadSettings(const PathValues&, const Json& body, ProtoRequest& request) {
+absl::Status ReadSettings(const PathValues&, const Fields& body, ProtoRequest& request) {
   for (const auto& [name, value] : body.items()) (*request.mutable_settings())[name];
   return absl::OkStatus();
 }
 
-absl::Status ReadTraceSettings(const PathValues& values, const Json& body,
+absl::Status ReadTraceSettings(const PathValues& values, const Fields& body,
                                inference::TraceSettingRequest& request) {
   if (!values.empty()) request.set_model_name(values[0]);
   return ReadSettings(values, body, request);
 }
 
-absl::Status ReadSystemRegion(const PathValues& values, const Json& body,
+absl::Status ReadSystemRegion(const PathValues& values, const Fields& body,
                               inference::SystemSharedMemoryRegisterRequest& request) {
   uint64_t offset = 0, byte_size = 0;
   absl::Status status = Read(body, "key", *request.mutable_key());
@@ -274,7 +275,7 @@ absl::Status ReadSystemRegion(const PathValues& values, const Json& body,
   return status;
 }
 
-absl::Status ReadCudaRegion(const PathValues& values, const Json& body,
+absl::Status ReadCudaRegion(const PathValues& values, const Fields& body,
                             inference::CudaSharedMemoryRegisterRequest& request) {
   uint64_t device = 0, byte_size = 0;
   std::string handle;
@@ -294,7 +295,7 @@ absl::Status ReadCudaRegion(const PathValues& values, const Json& body,
   return absl::OkStatus();
 }
 
-absl::Status ReadIndex(const PathValues&, const Json& body,
+absl::Status ReadIndex(const PathValues&, const Fields& body,
                        inference::RepositoryIndexRequest& request) {
   bool ready = false;
   absl::Status status = Read(body, "ready", ready);
@@ -338,7 +339,9 @@ class Routes {
         std::make_shared<const SmallRoute<ProtoRequest, ProtoResponse>>(std::move(route));
     const http::CallMethod method = {
         .observe = Observer(name),
-        .traits = {.carries_tensors = false, .is_public = is_public},
+        .traits = {.carries_tensors = false,
+                   .max_small_bytes = kQuickJsonBytes,
+                   .is_public = is_public},
         .new_handler = [&methods = methods_, shared](const http::Request&, PathValues values) {
           return std::make_unique<Handler>(methods, *shared, std::move(values));
         }};

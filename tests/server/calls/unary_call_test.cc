@@ -42,21 +42,29 @@ class FakeCall final : public UnaryCall {
   FakeCall(const CallEnvironment& environment, const CallObserver& observe)
       : UnaryCall(environment, observe) {}
 
+  // Runs before the read starts.
+  void set_before_reading(std::function<void()> run) { before_reading_ = std::move(run); }
+
   bool is_reading() const { return is_reading_; }
+  // Returns what OnReadingStarted() has returned.
+  bool goes_on_reading() const { return goes_on_reading_; }
   bool has_dropped_message() const { return has_dropped_message_; }
   bool is_aborted() const { return is_aborted_; }
   const std::vector<absl::Status>& finishes() const { return finishes_; }
 
  private:
   void StartReading() override {
+    if (before_reading_) before_reading_();
     is_reading_ = true;
-    OnReadingStarted();
+    goes_on_reading_ = OnReadingStarted();
   }
   void DropMessage() override { has_dropped_message_ = true; }
   void Finish(const absl::Status& status) override { finishes_.push_back(status); }
   void Abort() override { is_aborted_ = true; }
 
+  std::function<void()> before_reading_;
   bool is_reading_ = false;
+  bool goes_on_reading_ = false;
   bool has_dropped_message_ = false;
   bool is_aborted_ = false;
   std::vector<absl::Status> finishes_;
@@ -228,6 +236,20 @@ TEST_F(UnaryCallTest, EvictsASenderThatIsTooSlow) {
   const CallReport report = Close();
   EXPECT_EQ(report.ended_in, Stage::kReceive);
   EXPECT_EQ(report.time_of(Stage::kReceive), seconds(6));
+}
+
+// A transport must not use the call afterwards, as its end may have destroyed it.
+TEST_F(UnaryCallTest, AReadThatStartsTooLateSaysThatTheCallHasEnded) {
+  for (const auto& [time, ends] : {std::pair(seconds(1), false), std::pair(seconds(100), true)}) {
+    FakeCall& call = NewCall(Headers());
+    call.set_before_reading([this, time = time] { clock_.Advance(time); });
+    call.OnSize(300);
+    EXPECT_EQ(call.goes_on_reading(), !ends);
+    EXPECT_EQ(call.finishes().size(), ends ? 1u : 0u);
+    if (!ends) call.End(absl::OkStatus());
+    Close();
+    reports_.clear();
+  }
 }
 
 TEST_F(UnaryCallTest, EvictsASenderAtTheDeadline) {
