@@ -434,7 +434,6 @@ absl::Status ServerImpl::Listen() {
                                     ServeBy(std::move(probes)), memory_->clock);
   if (!server.ok()) return server.status();
   probes_ = *std::move(server);
-  if (absl::Status status = ServeRest(); !status.ok()) return status;
   http2_server_ = std::make_unique<Http2Server>(
       Http2Settings{.address = options_.grpc.address,
                     .tls = tls_.get(),
@@ -449,10 +448,12 @@ absl::Status ServerImpl::Listen() {
                     .threads = WireThreads(options_.compute.threads)},
       environment_, memory_->pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
-  return http2_server_->Start([this] {
+  const absl::Status status = http2_server_->Start([this] {
     if (!options_.cache.instance_name.empty()) return;
     caches_.store.SetInstance(DefaultInstance(grpc_address()));
   });
+  if (!status.ok()) return status;
+  return ServeRest();  // its calls need the name of the instance
 }
 
 absl::Status ServerImpl::ServeRest() {

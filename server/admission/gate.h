@@ -30,10 +30,10 @@ namespace rapt {
 // One budget in two shares. A call first reserves bytes of the receive share for its message. Then
 // it reserves, once, all bytes of the compute share that it needs until its response is sent.
 //
-// Deadlock-free: a call that waits for the receive share holds no memory, a call that waits for the
-// compute share holds none of that share, and a call that holds some of it waits for no memory. It
-// ends by computing and sending, both bounded by its deadline; then the next in the queue is
-// served.
+// Deadlock-free: a call that waits for the receive share holds no memory, unless the size of its
+// message is unknown: then it waits for a second at most. A call that waits for the compute share
+// holds none of that share, and a call that holds some of it waits for no memory. It ends by
+// computing and sending, both bounded by its deadline; then the next in the queue is served.
 //
 // FairQueue orders the requests that wait. To bound head-of-line blocking, an eighth of each share
 // is reserved for requests of at most 1/64 of the budget.

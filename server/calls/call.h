@@ -110,6 +110,8 @@ class Call {
   const std::string& caller() const { return caller_; }
   // The memory that the caller's calls hold; null before Enter().
   const std::shared_ptr<CallerMemory>& caller_memory() const { return caller_memory_; }
+  // Returns whether nobody awaits the response: the call is cancelled or its deadline has passed.
+  bool is_over() const { return cancelled_ || Now() >= deadline_; }
   // Returns DeadlineExceeded if the deadline has passed, otherwise Cancelled.
   absl::Status CancelledOrLate() const;
 

@@ -1,8 +1,18 @@
 #include "server/calls/unary_call.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
+#include "server/rejection.h"
+
 namespace rapt {
+namespace {
+
+// A call waits this long for memory for more of its message, because it holds memory meanwhile.
+constexpr std::chrono::seconds kMoreTime{1};
+
+}  // namespace
 
 UnaryCall::UnaryCall(const CallEnvironment& environment, const CallObserver& observe,
                      MethodTraits traits)
@@ -33,13 +43,16 @@ void UnaryCall::Admit(int64_t bytes, bool is_first) {
   }
   const int64_t reserved = bytes + (is_first ? extra_bytes_ : 0);
   admission_began_ = call_.Now();
-  if (!call_.traits().carries_tensors) return OnAdmitted(engine().ChargeMessage(reserved));
+  if (!call_.traits().carries_tensors) {
+    return OnAdmitted(engine().ChargeMessage(reserved), is_first);
+  }
   call_.report().ended_in = Stage::kQueue;
-  auto admitted = [this](absl::StatusOr<MessageReservation> memory) {
-    OnAdmitted(std::move(memory));
+  auto admitted = [this, is_first](absl::StatusOr<MessageReservation> memory) {
+    OnAdmitted(std::move(memory), is_first);
   };
   if (is_first) return call_.AdmitMessage(reserved, std::move(admitted));
-  call_.AdmitNextMessage(reserved, std::move(admitted));
+  engine().AdmitNextMessage(reserved, std::min(call_.deadline(), admission_began_ + kMoreTime),
+                            call_.cancelled(), call_.caller_memory(), std::move(admitted));
 }
 
 absl::Status UnaryCall::Open(const CallHeaders& headers) {
@@ -48,15 +61,22 @@ absl::Status UnaryCall::Open(const CallHeaders& headers) {
   return status;
 }
 
-void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory) {
+void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory, bool is_first) {
   call_.AddTimeSince(admission_began_, Stage::kQueue);
-  if (!memory.ok()) return End(memory.status());
+  if (!memory.ok()) return End(is_first ? memory.status() : NoMoreMemory(memory.status()));
   call_.report().ended_in = Stage::kReceive;
-  const int64_t bytes = memory->bytes() - extra_bytes_;
+  const int64_t bytes = memory->bytes() - (is_first ? extra_bytes_ : 0);
   call_.AddMessageMemory(*std::move(memory));
   call_.BeginReceiving(bytes, {.receive = true}, alarm_);
   alarm_.Set(call_.receive_end());
   StartReading();
+}
+
+// Returns the status of a call that gets no memory for more of its message.
+absl::Status UnaryCall::NoMoreMemory(absl::Status status) const {
+  if (!absl::IsDeadlineExceeded(status) || call_.Now() >= call_.deadline()) return status;
+  return Reject(Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
+                "no memory for the rest of the chunked body; send it with Content-Length");
 }
 
 bool UnaryCall::OnReadingStarted() {
@@ -91,7 +111,7 @@ bool UnaryCall::EndReading() {
   return true;
 }
 
-bool UnaryCall::OnRead(bool ok) {
+bool UnaryCall::OnRead(bool ok, std::optional<int64_t> bytes) {
   if (!EndReading()) return false;
   if (!ok) {
     message_lost_ = true;
@@ -99,7 +119,7 @@ bool UnaryCall::OnRead(bool ok) {
     return false;
   }
   call_.EndReceiving();
-  call_.report().received_bytes += call_.message_memory_bytes() - extra_bytes_;
+  call_.report().received_bytes += bytes.value_or(call_.message_memory_bytes() - extra_bytes_);
   call_.report().ended_in = Stage::kCompute;  // until Call::Record()
   return true;
 }

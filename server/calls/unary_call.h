@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,13 +41,15 @@ class UnaryCall {
   // call. `extra_bytes` of memory are reserved with it.
   void OnHeaders(const CallHeaders& headers);
   void OnSize(int64_t bytes, int64_t extra_bytes = 0);
-  // Call instead of OnRead() if the message has `bytes` more, at most. Leads to StartReading().
+  // Call instead of OnRead() if the message has `bytes` more, at most. Leads to StartReading(), or
+  // ends the call if there is no memory for them soon.
   void OnMore(int64_t bytes);
   // Call after the read has been started. Returns false if it ended the call, which may be
   // destroyed by now. REQUIRES: no other thread destroys the call while this runs.
   bool OnReadingStarted();
   // Returns true if the message has arrived and the call continues; false if it ends or has ended.
-  bool OnRead(bool ok);
+  // `bytes`: of the message; by default, what OnSize() said.
+  bool OnRead(bool ok, std::optional<int64_t> bytes = std::nullopt);
   // Call instead of OnRead() if the message can't be received. Ends the call with the status.
   void OnBadRead(absl::Status status);
   void OnCancelled() { call_.Cancel(); }
@@ -67,7 +70,8 @@ class UnaryCall {
   absl::Status Open(const CallHeaders& headers);
   void Admit(int64_t bytes, bool is_first);
   bool EndReading();
-  void OnAdmitted(absl::StatusOr<MessageReservation> memory);
+  void OnAdmitted(absl::StatusOr<MessageReservation> memory, bool is_first);
+  absl::Status NoMoreMemory(absl::Status status) const;
   void OnAlarm();
   bool Evict();
   void ReleaseMessage();

@@ -57,9 +57,13 @@ ConnectionCounts::ConnectionCounts(int64_t total, int64_t per_network)
     : total_(total),
       per_network_(per_network > 0 ? per_network : std::max<int64_t>(1, total / kPartOfNetwork)) {}
 
-bool ConnectionCounts::IsFullFor(const PeerNetwork& network) const {
+bool ConnectionCounts::IsAtLimit(const PeerNetwork& network) const {
   const auto own = by_network_.find(network);
-  return count_ >= total_ || (own != by_network_.end() && own->second >= per_network_);
+  return own != by_network_.end() && own->second >= per_network_;
+}
+
+bool ConnectionCounts::IsFullFor(const PeerNetwork& network) const {
+  return IsFull() || IsAtLimit(network);
 }
 
 bool ConnectionCounts::Enter(const PeerNetwork& network) {

@@ -35,6 +35,8 @@ class ConnectionCounts {
 
   int64_t count() const { return count_; }
   bool IsFull() const { return count_ >= total_; }
+  // Returns whether the network has as many as it may have.
+  bool IsAtLimit(const PeerNetwork& network) const;
   // Returns whether Enter() would return false.
   bool IsFullFor(const PeerNetwork& network) const;
 

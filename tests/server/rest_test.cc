@@ -194,7 +194,8 @@ TEST_F(RestTest, LyingLengthsAreRefused) {
               HasSubstr("1 bytes after the data of the inputs"));
   EXPECT_THAT(Infer(json + tensors.substr(1), JsonLength(json)).body,
               HasSubstr("input V has binary_data_size 256; the body has 255 more bytes"));
-  for (const char* length : {"-1", "x", "99999999999999999999", "100000"}) {
+  for (const char* length : {"-1", "x", "99999999999999999999", "100000", "+1", "1 1", "",
+                             "1\r\nInference-Header-Content-Length: 1"}) {
     EXPECT_THAT(
         Infer(json + tensors, absl::StrCat("Inference-Header-Content-Length: ", length, "\r\n"))
             .body,
@@ -352,6 +353,11 @@ TEST_F(RestTest, ADeadlineComesInAHeader) {
                 .Ask(RequestText("POST", kInfer, Call("1"), "Grpc-Timeout: 1\r\n"))
                 .status,
             400);
+  EXPECT_EQ(
+      RawHttp(server_.http_address())
+          .Ask(RequestText("POST", kInfer, Call("1"), "Grpc-Timeout: 9S\r\nGrpc-Timeout: 9S\r\n"))
+          .status,
+      400);
   std::string call = LongCall();
   call.replace(call.find("Content-Length"), 0, "Grpc-Timeout: 200m\r\n");
   EXPECT_EQ(RawHttp(server_.http_address()).Ask(call).status, 504);

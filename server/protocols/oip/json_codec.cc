@@ -154,6 +154,7 @@ NumberType NumberTypeOf(DType dtype) {
 // What is known of an input apart from its message.
 struct InputState {
   bool has_shape = false;
+  bool has_datatype = false;
   bool has_data = false;
   int64_t count = 0;   // values so far
   int64_t wanted = 0;  // by its shape
@@ -167,7 +168,7 @@ struct InputState {
 class Reader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   Reader(int64_t json_bytes, BufferPool& pool, const inference::ModelInferRequest* known)
-      : json_bytes_(json_bytes), pool_(pool), known_(known) {}
+      : pool_(pool), known_(known), numbers_left_(json_bytes / 2) {}
 
   absl::Status Read(absl::string_view json) {
     nlohmann::json::sax_parse(json.begin(), json.end(), this);
@@ -249,6 +250,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   bool binary(binary_t&) override { return false; }  // not in JSON
 
  private:
+  bool Twice() { return Fail(Invalid(InputName(), " has ", key_, " twice")); }
+
   bool TooMany(int most, absl::string_view what) {
     return Fail(Invalid("the request has more than ", most, " ", what));
   }
@@ -272,12 +275,11 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   bool BeginData() {
     nesting_ = 0;
     InputState& state = inputs_.back();
-    if (state.has_data) return Fail(Invalid(InputName(), " has data twice"));
-    state.has_data = true;
+    if (std::exchange(state.has_data, true)) return Twice();
     const InputTensor* spec = &input();
     if (known_ != nullptr) {
       spec = &known_->inputs(result_->message.inputs_size() - 1);
-    } else if (!state.has_shape || spec->datatype().empty()) {
+    } else if (!state.has_shape || !state.has_datatype) {
       needs_another_pass_ = true;
       return true;
     }
@@ -287,8 +289,10 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         ByteSize(InputName(), {*state.dtype, Shape(spec->shape().begin(), spec->shape().end())});
     if (!bytes.ok()) return Fail(bytes.status());
     state.wanted = *bytes / SizeOf(*state.dtype);
-    // Numbers and what separates them take 2 bytes each.
-    if (state.wanted <= json_bytes_ / 2) state.place = pool_.Take(*bytes);
+    // If the JSON has not that many numbers, the count of an input is wrong.
+    if (state.wanted > numbers_left_) return true;
+    numbers_left_ -= state.wanted;
+    state.place = pool_.Take(*bytes);
     return true;
   }
 
@@ -304,6 +308,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         if (key_ == "name") {
           input().set_name(text->data(), text->size());
         } else if (key_ == "datatype") {
+          if (std::exchange(inputs_.back().has_datatype, true)) return Twice();
           input().set_datatype(text->data(), text->size());
         } else {
           return WrongField();
@@ -435,8 +440,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     if (place() == Place::kRequest && key_ == "inputs") return Enter(Place::kInputs);
     if (place() == Place::kRequest && key_ == "outputs") return Enter(Place::kOutputs);
     if (place() == Place::kInput && key_ == "shape") {
-      inputs_.back().has_shape = true;
-      input().clear_shape();
+      if (std::exchange(inputs_.back().has_shape, true)) return Twice();
       return Enter(Place::kShape);
     }
     if (place() == Place::kInput && key_ == "data") {
@@ -464,7 +468,6 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  const int64_t json_bytes_;
   BufferPool& pool_;
   const inference::ModelInferRequest* const known_;  // of another pass
   std::shared_ptr<JsonInfer> result_ = std::make_shared<JsonInfer>();
@@ -472,6 +475,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   std::vector<std::optional<bool>> asked_;  // by output, whether it is to be binary
   std::vector<Place> stack_;
   std::string key_;
+  // That may still get places. A number and what separates it from the next take 2 bytes.
+  int64_t numbers_left_;
   int nesting_ = 0;  // of data
   int parameters_ = 0;
   bool needs_another_pass_ = false;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 
 namespace rapt::http {
@@ -48,7 +49,7 @@ BodyFraming::Next BodyFraming::Advance(absl::string_view& bytes) {
 // Returns kNeedMore to go on.
 BodyFraming::Next BodyFraming::OnLine() {
   absl::string_view line = line_;
-  if (!absl::ConsumeSuffix(&line, "\r")) return Next::kMalformed;
+  if (!absl::ConsumeSuffix(&line, "\r") || absl::StrContains(line, '\r')) return Next::kMalformed;
   if (state_ == State::kEndOfData) {
     state_ = State::kSize;
     return line.empty() ? Next::kNeedMore : Next::kMalformed;

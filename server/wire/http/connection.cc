@@ -82,6 +82,10 @@ void Connection::Close() {
   owner_.OnClosed(*this);
 }
 
+void Connection::CloseDuring(uint64_t call_number) {
+  if (call_ != nullptr && call_number_ == call_number) Close();
+}
+
 // --- Events --------------------------------------------------------------------------------------
 
 void Connection::OnEvents(uint32_t events) {
@@ -246,6 +250,7 @@ void Connection::OnHead() {
   }
   owner_.OnCall(*this);
   state_ = State::kCall;
+  ++call_number_;
   call_ = owner_.NewCall(*this, std::get<CalledMethod>(std::move(served)));
   call_->Begin(request_);
 }

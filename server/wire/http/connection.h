@@ -92,6 +92,10 @@ class Connection final : public EventLoop::Watcher,
 
   EventLoop& loop() const { return loop_; }
   const std::string& peer() const { return peer_; }
+  // Of the latest call.
+  uint64_t call_number() const { return call_number_; }
+  // Closes it if this call has not left it.
+  void CloseDuring(uint64_t call_number);
   std::optional<absl::string_view> certificate() const { return socket_->certificate(); }
 
   // For the call: reads the body into the places that the call returns.
@@ -156,6 +160,7 @@ class Connection final : public EventLoop::Watcher,
   bool has_served_ = false;  // a request
   bool closes_ = false;      // after the response
   ConnectionCall* call_ = nullptr;
+  uint64_t call_number_ = 0;
 
   std::deque<ResponseMessage::Piece> out_;
   size_t out_offset_ = 0;  // bytes of the first piece that are written

@@ -33,6 +33,7 @@ HttpCall::HttpCall(Connection& connection, const CallEnvironment& environment, B
       loop_(connection.loop()),
       weak_connection_(connection.weak_from_this()),
       connection_(&connection),
+      number_(connection.call_number()),
       pool_(pool),
       place_(live_calls),
       called_(std::move(called)) {}
@@ -44,7 +45,9 @@ void HttpCall::Begin(const Request& request) {
                          .certificate = connection_->certificate(),
                          .peer = connection_->peer()};
   std::optional<std::chrono::nanoseconds> timeout = std::chrono::nanoseconds::max();
-  if (const auto value = request.Value(kTimeoutHeader)) timeout = ParseTimeout(*value);
+  const HeaderValues timeouts = request.Values(kTimeoutHeader);
+  if (timeouts.size() == 1) timeout = ParseTimeout(timeouts[0]);
+  if (timeouts.size() > 1) timeout = std::nullopt;
   const Instant arrived = call().arrived();
   if (timeout && *timeout < Instant::max() - arrived) headers.deadline = arrived + *timeout;
   OnHeaders(headers);
@@ -52,7 +55,9 @@ void HttpCall::Begin(const Request& request) {
   is_reading_ = true;
   if (!timeout) {
     return OnBadRead(absl::InvalidArgumentError(
-        absl::StrCat("header ", kTimeoutHeader, " is invalid; ", kTimeoutFormat)));
+        timeouts.size() > 1
+            ? absl::StrCat("the request has several headers ", kTimeoutHeader)
+            : absl::StrCat("header ", kTimeoutHeader, " is invalid; ", kTimeoutFormat)));
   }
   is_chunked_ = request.is_chunked;
   // A longer body than any limit is refused like this one.
@@ -107,7 +112,7 @@ absl::Span<uint8_t> HttpCall::BodyPlace() {
 
 void HttpCall::OnBodyEnd() {
   is_reading_ = false;
-  if (!OnRead(true)) return;
+  if (!OnRead(true, received_)) return;
   for (const Slab& slab : slabs_) {
     const int64_t end = std::min(received_, slab.begin + slab.buffer.size());
     if (end > slab.begin) slices_.push_back({slab.buffer.data(), slab.begin, end});
@@ -145,8 +150,8 @@ void HttpCall::Finish(const absl::Status& status) {
 
 // The call may be gone when the task runs.
 void HttpCall::Abort() {
-  loop_.Post([connection = weak_connection_] {
-    if (const auto open = connection.lock()) open->Close();
+  loop_.Post([connection = weak_connection_, number = number_] {
+    if (const auto open = connection.lock()) open->CloseDuring(number);
   });
 }
 

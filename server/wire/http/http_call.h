@@ -66,6 +66,7 @@ class HttpCall final : public ConnectionCall, private UnaryCall, private MethodC
   EventLoop& loop_;
   const std::weak_ptr<Connection> weak_connection_;
   Connection* connection_;  // null: the connection has left
+  const uint64_t number_;   // of the connection's call
   BufferPool& pool_;
   const LiveCount::Place place_;
   const CalledMethod called_;

@@ -49,7 +49,8 @@ class Server::Wire final : public ConnectionOwner {
 
   void Open(Descriptor socket, const sockaddr_storage& peer) {
     const PeerNetwork network = NetworkOf(peer);
-    if (counts_.IsFull() && !waiting_.empty()) waiting_.front()->Close();
+    const bool replaces = counts_.IsFull() && !counts_.IsAtLimit(network);
+    if (replaces && !waiting_.empty()) waiting_.front()->Close();
     if (!counts_.Enter(network)) {
       ++server_.refused_;
       return;

@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/protocols/oip/json_codec.h"
 #include "server/rejection.h"
 #include "server/wire/http/call_method.h"
@@ -57,7 +58,8 @@ class InferHandler final : public http::BodyHandler {
  public:
   InferHandler(const JsonInference& inference, const http::Request& request, PathValues values)
       : inference_(inference), model_(std::move(values)), is_chunked_(request.is_chunked) {
-    if (const auto value = request.Value(kJsonLengthHeader)) json_length_ = std::string(*value);
+    const HeaderValues lengths = request.Values(kJsonLengthHeader);
+    if (!lengths.empty()) json_length_ = absl::StrJoin(lengths, ", ");
   }
 
  private:
@@ -70,10 +72,11 @@ class InferHandler final : public http::BodyHandler {
 
   absl::StatusOr<int64_t> JsonBytesOf(int64_t body) const {
     int64_t json = body;
-    if (json_length_ && (!absl::SimpleAtoi(*json_length_, &json) || json < 0 || json > body)) {
+    if (json_length_ && (json_length_->find_first_not_of("0123456789") != std::string::npos ||
+                         !absl::SimpleAtoi(*json_length_, &json) || json > body)) {
       return absl::InvalidArgumentError(
           absl::StrCat("header ", kJsonLengthHeader, " is ", json_length_->substr(0, 32),
-                       "; it must be at most the ", body, " bytes of the body"));
+                       "; it must be one number, at most the ", body, " bytes of the body"));
     }
     if (json <= inference_.max_json_bytes) return json;
     return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
@@ -92,6 +95,7 @@ class InferHandler final : public http::BodyHandler {
 
   void Decode(const MessageBytes& body, int64_t json_bytes, http::MethodCall& http_call) {
     Call& call = http_call.call();
+    if (call.is_over()) return http_call.End(call.CancelledOrLate());
     // The size of a chunked body was not known when its memory was reserved.
     if (is_chunked_) {
       typed_memory_ =
@@ -135,6 +139,7 @@ class InferHandler final : public http::BodyHandler {
   }
 
   void Answer(const Result& result, http::MethodCall& call) const {
+    if (call.call().is_over()) return call.End(call.call().CancelledOrLate());
     absl::StatusOr<JsonAnswer> answer =
         EncodeJsonInfer(binary_, run_.decoded(), result, inference_.max_json_bytes);
     if (!answer.ok()) return call.End(answer.status());

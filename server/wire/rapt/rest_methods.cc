@@ -44,7 +44,8 @@ absl::Status TooMuchJson(absl::string_view what, int64_t bytes, int64_t most) {
 // Translates the message of a call and its response.
 class JsonHandler final : public http::BodyHandler, private MethodCall {
  public:
-  explicit JsonHandler(const Route& route) : route_(route), handler_(route.method.new_handler()) {}
+  JsonHandler(const Route& route, const http::Request& request)
+      : route_(route), handler_(route.method.new_handler()), is_chunked_(request.is_chunked) {}
 
  private:
   absl::StatusOr<int64_t> ExtraBytes(int64_t bytes) override {
@@ -59,6 +60,12 @@ class JsonHandler final : public http::BodyHandler, private MethodCall {
   }
 
   void Handle(const MessageBytes& body) {
+    if (call().is_over()) return call_->End(call().CancelledOrLate());
+    // The size of a chunked body was not known when its memory was reserved.
+    if (is_chunked_) {
+      message_memory_ = call().engine().ChargeMessage(body.size * kMessageBytesPerJsonByte,
+                                                      call().caller_memory());
+    }
     if (absl::Status status = Translate(body); !status.ok()) return call_->End(std::move(status));
     slice_ = {reinterpret_cast<const std::byte*>(message_.data()), 0,
               static_cast<int64_t>(message_.size())};
@@ -92,6 +99,8 @@ class JsonHandler final : public http::BodyHandler, private MethodCall {
     if (!json.ok()) return call_->End(json.status());
     ResponseMessage body;
     body.Append(*json);
+    message_ = {};
+    message_memory_ = {};
     call_->Respond({}, std::move(body));
   }
 
@@ -116,7 +125,9 @@ class JsonHandler final : public http::BodyHandler, private MethodCall {
 
   const Route& route_;
   const std::unique_ptr<MessageHandler> handler_;
+  const bool is_chunked_;
   http::MethodCall* call_ = nullptr;
+  MessageReservation message_memory_;
   std::string message_;
   ByteSlice slice_ = {};
 };
@@ -133,8 +144,8 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
     router.Add(http_method, path,
                {.observe = observe(absl::StrCat("rapt/v1/", name)),
                 .traits = found->second.traits,
-                .new_handler = [route](const http::Request&, const http::PathValues&) {
-                  return std::make_unique<JsonHandler>(*route);
+                .new_handler = [route](const http::Request& request, const http::PathValues&) {
+                  return std::make_unique<JsonHandler>(*route, request);
                 }});
   };
   add("GET", "/rapt/v1/server", kServiceName, "GetServerInfo",

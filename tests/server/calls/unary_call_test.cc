@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -20,6 +22,7 @@ namespace rapt {
 namespace {
 
 using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
 using std::chrono::seconds;
 using ::testing::ElementsAre;
 
@@ -114,6 +117,12 @@ class UnaryCallTest : public test::CallEnvironmentTest {
     rang.get_future().wait();
   }
 
+  // An alarm may set others.
+  void AdvanceAndSettle(std::chrono::nanoseconds time) {
+    Advance(time);
+    for (int n = 0; n < 3; ++n) Advance(std::chrono::nanoseconds(1));
+  }
+
   int64_t message_memory() const { return gate_.reserved_bytes(AdmissionGate::Share::kReceive); }
 
   std::vector<CallReport> reports_;
@@ -130,6 +139,40 @@ TEST_F(UnaryCallTest, AMessageOfUnknownSizeIsReservedInParts) {
   EXPECT_EQ(RejectionOf(call.finishes()[0]), Rejection::kTooLarge);
   Close();
   EXPECT_EQ(message_memory(), 0);
+}
+
+TEST_F(UnaryCallTest, AMessageOfUnknownSizeHasTheBytesThatArrived) {
+  FakeCall& call = NewCall(Headers());
+  call.OnSize(1000, 500);
+  call.OnMore(1000);
+  EXPECT_EQ(message_memory(), 2500);
+  EXPECT_TRUE(call.OnRead(true, 1200));
+  call.End(absl::OkStatus());
+  EXPECT_EQ(Close().received_bytes, 1200);
+}
+
+// It holds memory for what has arrived.
+TEST_F(UnaryCallTest, WaitsOnlyShortlyForMemoryForMoreOfAMessage) {
+  for (const milliseconds deadline : {milliseconds(30'000), milliseconds(1)}) {
+    CallHeaders headers = Headers();
+    headers.deadline = clock_.Now() + deadline;
+    FakeCall& call = NewReadingCall(headers, 1000);
+    std::vector<AdmissionGate::Result> all;
+    while (auto held = gate_.AdmitNow({.share = AdmissionGate::Share::kReceive, .bytes = 1000})) {
+      all.push_back(*std::move(held));
+    }
+    call.OnMore(1000);
+    EXPECT_TRUE(call.finishes().empty());
+    Advance(std::min<std::chrono::nanoseconds>(deadline, seconds(1)) - nanoseconds(1));
+    EXPECT_TRUE(call.finishes().empty());
+    AdvanceAndSettle(nanoseconds(1));
+    ASSERT_EQ(call.finishes().size(), 1u);
+    EXPECT_EQ(call.finishes()[0].code(), deadline > seconds(1)
+                                             ? absl::StatusCode::kResourceExhausted
+                                             : absl::StatusCode::kDeadlineExceeded);
+    Close();
+    reports_.clear();
+  }
 }
 
 TEST_F(UnaryCallTest, ExtraMemoryIsNoPartOfTheMessage) {
@@ -383,12 +426,6 @@ class GivesWayTest : public UnaryCallTest {
   void LetAnotherCallerWait(AdmissionGate::Share share) {
     gate_.Queue({.share = share, .bytes = 20'000, .caller = gate_.CallerOf("another")},
                 [](AdmissionGate::Result) {});
-  }
-
-  // An alarm may set others.
-  void AdvanceAndSettle(std::chrono::nanoseconds time) {
-    Advance(time);
-    for (int n = 0; n < 3; ++n) Advance(std::chrono::nanoseconds(1));
   }
 
   static constexpr auto kReceive = AdmissionGate::Share::kReceive;

@@ -61,7 +61,9 @@ TEST(BodyFramingTest, MalformedChunksAreNoBody) {
         std::string("3\r\nabc\n0\r\n\r\n"), std::string("\r\n"), std::string("-1\r\n"),
         std::string("0x3\r\nabc\r\n0\r\n\r\n"), std::string("3 3\r\nabc\r\n0\r\n\r\n"),
         std::string("g\r\n"), std::string("ffffffffffffffff\r\n"),
-        std::string("3\r\nabc\r\n0\r\n\n"), long_line + "1\r\nx\r\n0\r\n\r\n",
+        std::string("3\r\nabc\r\n0\r\n\n"), std::string("3;\rx\r\nabc\r\n0\r\n\r\n"),
+        std::string("3\r\r\nabc\r\n0\r\n\r\n"), std::string("0\r\nx\ry: z\r\n\r\n"),
+        long_line + "1\r\nx\r\n0\r\n\r\n",
         "0\r\n" + std::string(BodyFraming::kMaxTrailers, 'x') + "\r\n\r\n"}) {
     for (const size_t step : {1, 5, 20000}) {
       EXPECT_EQ(DataOf(BodyFraming::Chunked(), bytes, step), std::nullopt) << bytes;

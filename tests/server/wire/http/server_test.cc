@@ -69,7 +69,8 @@ class HttpServerTest : public ::testing::Test {
 // A connection that stays open for writing.
 class Client {
  public:
-  explicit Client(const std::string& address) : connection_(test::ConnectTo(address)) {}
+  explicit Client(const std::string& address, const std::string& from = "")
+      : connection_(test::ConnectTo(address, from)) {}
 
   bool Send(const std::string& bytes) const {
     return send(connection_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
@@ -413,6 +414,27 @@ TEST_F(SmallServerTest, ServesThroughAFloodOfConnections) {
     answered = absl::StartsWith(client.ReadUntil("GET /echo\n"), "HTTP/1.1 200 OK\r\n");
   }
   for (std::thread& thread : flood) thread.join();
+}
+
+// Not even at its own cost, as it does not know which of its connections it needs.
+TEST(HttpServerLimitTest, AnAddressAtItsLimitReplacesNobody) {
+  const auto server = *Server::Start({.address = "127.0.0.1:0",
+                                      .max_connections = 3,
+                                      .max_connections_per_address = 2,
+                                      .connection = {.patience = seconds(60)}},
+                                     Echo, kClock);
+  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  const Client other(address, "127.0.0.2");
+  other.Send(kGet);
+  EXPECT_THAT(other.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int n = 0; n < 2; ++n) clients.push_back(std::make_unique<Client>(address));
+  for (int n = 0; n < 2; ++n) {
+    const Client refused(address);
+    EXPECT_EQ(refused.ReadUntil("\n"), "");
+  }
+  other.Send(kGet);
+  EXPECT_THAT(other.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
 class SingleServerTest : public HttpServerTest {
