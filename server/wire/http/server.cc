@@ -49,8 +49,7 @@ class Server::Wire final : public ConnectionOwner {
 
   void Open(Descriptor socket, const sockaddr_storage& peer) {
     const PeerNetwork network = NetworkOf(peer);
-    const bool replaces = counts_.IsFull() && !counts_.IsAtLimit(network);
-    if (replaces && !waiting_.empty()) waiting_.front()->Close();
+    if (counts_.IsFull() && MayReplace(network)) waiting_.front()->Close();
     if (!counts_.Enter(network)) {
       ++server_.refused_;
       return;
@@ -78,6 +77,12 @@ class Server::Wire final : public ConnectionOwner {
     LiveCount& live;
     LiveCount::Place live_place{live};
   };
+
+  // Returns whether a new connection may enter in place of the one that has waited longest.
+  bool MayReplace(const PeerNetwork& network) const {
+    if (waiting_.empty()) return false;
+    return !counts_.IsAtLimit(network) || open_.at(waiting_.front())->network == network;
+  }
 
   // Of a limit of the server.
   int64_t Share(int64_t limit) const {

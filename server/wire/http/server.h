@@ -33,7 +33,7 @@ struct ServerSettings {
   TlsAcceptor* tls = nullptr;  // null: plain text
   int threads = 1;
   // Beyond this, a new connection replaces the one without a call that has waited longest since its
-  // last response.
+  // last response. Where its address is at the next limit, it replaces none of another address.
   int64_t max_connections = 128;
   int64_t max_connections_per_address = 128;  // beyond this, new ones are refused
   ConnectionSettings connection = {};

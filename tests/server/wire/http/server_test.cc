@@ -416,8 +416,7 @@ TEST_F(SmallServerTest, ServesThroughAFloodOfConnections) {
   for (std::thread& thread : flood) thread.join();
 }
 
-// Not even at its own cost, as it does not know which of its connections it needs.
-TEST(HttpServerLimitTest, AnAddressAtItsLimitReplacesNobody) {
+TEST(HttpServerLimitTest, AnAddressAtItsLimitReplacesNoOther) {
   const auto server = *Server::Start({.address = "127.0.0.1:0",
                                       .max_connections = 3,
                                       .max_connections_per_address = 2,
