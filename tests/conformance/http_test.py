@@ -313,9 +313,73 @@ def test_diagnosis(server):
     assert ask(server, "/rapt/v1/diagnose", call)[0] == 400
 
 
-def test_list_of_caches(server):
-    status, caches = ask(server, "/rapt/v1/caches")
-    assert status == 200 and isinstance(caches["caches"], list)
+def numbers(answer):
+    return np.frombuffer(base64.b64decode(answer["data"]), np.float32).reshape([int(n) for n in answer["shape"]])
+
+
+def test_attend(server, client):
+    arrays = qkv()
+    message = {name.lower(): tensor(array) for name, array in arrays.items()} | {"attention": {"causal": True}}
+    status, answer = ask(server, "/rapt/v1/attend", message)
+    assert status == 200 and answer["backend"] == "cpu", answer
+    want = attend(client, arrays, parameters={"is_causal": True})["Y"]
+    np.testing.assert_array_equal(numbers(answer["y"]), want)
+
+
+def test_protocol_buffers_instead_of_json(server):
+    """EstimateMemoryRequest {query_heads: 2, lengths: [64]}; the answer's fields are those of its JSON."""
+
+    def post(body, **headers):
+        url = f"http://{server.http_address}/rapt/v1/estimate-memory"
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
+                return answer.headers["Content-Type"], answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    message, kind = b"\x08\x01\x10\x02\x22\x01\x40", "application/x-protobuf"
+    json_type, as_json = post(b'{"batch": 1, "queryHeads": 2, "lengths": [64]}')
+    assert json_type == "application/json"
+    assert post(message, Content_Type=kind) == ("application/json", as_json)
+    answer_type, answer = post(message, Content_Type=f"{kind}; charset=binary", Accept=kind)
+    assert answer_type == kind and json.loads(as_json)["estimates"][0]["plan"].encode() in answer
+    status, error = post(b"\xff", Content_Type=kind, Accept=kind)
+    assert status == 400 and "not a valid rapt.v1.EstimateMemoryRequest" in json.loads(error)["error"]
+
+
+def test_caches(server):
+    shape = {"layers": 1, "kvHeads": 2, "headSize": 8}
+    status, cache = ask(server, "/rapt/v1/caches", {"shapes": [shape], "dtype": "FP32"})
+    assert status == 200, cache
+    q, k, v = (RNG.standard_normal((5, 2, 8)).astype(np.float32) for _ in range(3))
+    item = {"cache": cache["id"], "at": 0, "generation": 1}
+    status, answer = ask(server, "/rapt/v1/caches/append", {"parts": [item | {"k": tensor(k[:4]), "v": tensor(v[:4])}]})
+    assert status == 200 and answer["results"][0]["length"] == "4", answer
+    step = {"items": [item | {"at": 4, "rows": 5, "newTokens": 1}], "q": tensor(q), "k": tensor(k[4:]), "v": tensor(v[4:])}
+    status, answer = ask(server, "/rapt/v1/caches/attend", step)
+    assert status == 200, answer
+    scores = np.einsum("qhd,khd->hqk", q.astype(float), k) / 8**0.5
+    weights = np.exp(np.where(np.tri(5), scores, -np.inf))
+    want = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v)
+    assert_close("y", numbers(answer["y"]), want)
+    step = {"items": [{"cache": cache["id"], "rows": 5, "generation": 1}], "q": tensor(q)}
+    status, report = ask(server, "/rapt/v1/caches/diagnose", step)
+    assert status == 200 and report["pairs"] == "50", report
+
+    status, fork = ask(server, "/rapt/v1/caches/fork", {"cache": cache["id"], "generation": 1, "length": 3})
+    assert status == 200 and fork["lengths"] == ["3"], fork
+    status, cut = ask(server, "/rapt/v1/caches/truncate", {"cache": cache["id"], "generation": 1, "length": 2})
+    assert status == 200 and cut["lengths"] == ["2"] and cut["generation"] == "2", cut
+    both = {"caches": [cache["id"], fork["id"]]}
+    for method in ("get", "renew", "close"):
+        status, found = ask(server, f"/rapt/v1/caches/{method}", both)
+        assert status == 200 and [c["id"] for c in found["caches"]] == both["caches"], found
+    assert both["caches"][0] not in {c["id"] for c in ask(server, "/rapt/v1/caches")[1]["caches"]}
+    try:
+        urllib.request.urlopen(f"http://{server.http_address}/rapt/v1/caches/get", json.dumps(both).encode())
+    except urllib.error.HTTPError as error:
+        assert (error.code, error.headers["rapt-reason"]) == (404, "closed")
 
 
 # --- The documents --------------------------------------------------------------------------------

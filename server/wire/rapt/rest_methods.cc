@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/byte_slice.h"
@@ -22,6 +23,8 @@ namespace rapt::native {
 namespace {
 
 using google::protobuf::Message;
+
+constexpr char kProtobuf[] = "application/x-protobuf";
 
 // The parsed and the serialized message take at most this many times the bytes of the JSON.
 constexpr int64_t kMessageBytesPerJsonByte = 4;
@@ -41,20 +44,31 @@ absl::Status TooMuchJson(absl::string_view what, int64_t bytes, int64_t most) {
                              " are allowed by --max_json_bytes"));
 }
 
-// Translates the message of a call and its response.
-class JsonHandler final : public http::BodyHandler, private MethodCall {
+bool IsProtobuf(const http::Request& request, absl::string_view header) {
+  const absl::string_view value = request.Value(header).value_or("");
+  return absl::EqualsIgnoreCase(value.substr(0, value.find(';')), kProtobuf);
+}
+
+// Translates the message of a call and its response, unless they are Protocol Buffers.
+class RestHandler final : public http::BodyHandler, private MethodCall {
  public:
-  JsonHandler(const Route& route, const http::Request& request)
-      : route_(route), handler_(route.method.new_handler()), is_chunked_(request.is_chunked) {}
+  RestHandler(const Route& route, const http::Request& request)
+      : route_(route),
+        handler_(route.method.new_handler()),
+        is_chunked_(request.is_chunked),
+        sends_protobuf_(IsProtobuf(request, "content-type")),
+        accepts_protobuf_(IsProtobuf(request, "accept")) {}
 
  private:
   absl::StatusOr<int64_t> ExtraBytes(int64_t bytes) override {
+    if (sends_protobuf_) return 0;
     if (bytes <= route_.max_json_bytes) return bytes * kMessageBytesPerJsonByte;
     return TooMuchJson("request", bytes, route_.max_json_bytes);
   }
 
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
     call_ = &call;
+    if (sends_protobuf_) return handler_->OnMessage(body, *this);
     if (body.size <= kQuickJsonBytes) return Handle(body);
     route_.threads.Post([this, body] { Handle(body); });
   }
@@ -95,6 +109,7 @@ class JsonHandler final : public http::BodyHandler, private MethodCall {
   void End(absl::Status status) override { call_->End(std::move(status)); }
 
   void Respond(ResponseMessage response) override {
+    if (accepts_protobuf_) return call_->Respond({.content_type = kProtobuf}, std::move(response));
     absl::StatusOr<std::string> json = Translate(std::move(response));
     if (!json.ok()) return call_->End(json.status());
     ResponseMessage body;
@@ -126,6 +141,8 @@ class JsonHandler final : public http::BodyHandler, private MethodCall {
   const Route& route_;
   const std::unique_ptr<MessageHandler> handler_;
   const bool is_chunked_;
+  const bool sends_protobuf_;
+  const bool accepts_protobuf_;
   http::MethodCall* call_ = nullptr;
   MessageReservation message_memory_;
   std::string message_;
@@ -145,18 +162,45 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
                {.observe = observe(absl::StrCat("rapt/v1/", name)),
                 .traits = found->second.traits,
                 .new_handler = [route](const http::Request& request, const http::PathValues&) {
-                  return std::make_unique<JsonHandler>(*route, request);
+                  return std::make_unique<RestHandler>(*route, request);
                 }});
   };
-  add("GET", "/rapt/v1/server", kServiceName, "GetServerInfo",
-      v1::GetServerInfoRequest::default_instance(), v1::GetServerInfoResponse::default_instance());
-  add("POST", "/rapt/v1/estimate-memory", kServiceName, "EstimateMemory",
-      v1::EstimateMemoryRequest::default_instance(),
-      v1::EstimateMemoryResponse::default_instance());
-  add("POST", "/rapt/v1/diagnose", kServiceName, "Diagnose",
-      v1::DiagnoseRequest::default_instance(), v1::DiagnoseResponse::default_instance());
-  add("GET", "/rapt/v1/caches", kCacheServiceName, "List", v1::ListRequest::default_instance(),
-      v1::Caches::default_instance());
+  const auto add_attention = [&](const char* http_method, const char* path, const char* name,
+                                 const Message& request, const Message& response) {
+    add(http_method, path, kServiceName, name, request, response);
+  };
+  const auto add_cache = [&](const char* http_method, const char* path, const char* name,
+                             const Message& request, const Message& response) {
+    add(http_method, path, kCacheServiceName, name, request, response);
+  };
+  add_attention("GET", "/rapt/v1/server", "GetServerInfo",
+                v1::GetServerInfoRequest::default_instance(),
+                v1::GetServerInfoResponse::default_instance());
+  add_attention("POST", "/rapt/v1/attend", "Attend", v1::AttendRequest::default_instance(),
+                v1::AttendResponse::default_instance());
+  add_attention("POST", "/rapt/v1/estimate-memory", "EstimateMemory",
+                v1::EstimateMemoryRequest::default_instance(),
+                v1::EstimateMemoryResponse::default_instance());
+  add_attention("POST", "/rapt/v1/diagnose", "Diagnose", v1::DiagnoseRequest::default_instance(),
+                v1::DiagnoseResponse::default_instance());
+  const Message& cache = v1::Cache::default_instance();
+  const Message& caches = v1::Caches::default_instance();
+  const Message& ids = v1::Ids::default_instance();
+  const Message& attend = v1::AttendCachedRequest::default_instance();
+  add_cache("GET", "/rapt/v1/caches", "List", v1::ListRequest::default_instance(), caches);
+  add_cache("POST", "/rapt/v1/caches", "Create", v1::CreateRequest::default_instance(), cache);
+  add_cache("POST", "/rapt/v1/caches/fork", "Fork", v1::ForkRequest::default_instance(), cache);
+  add_cache("POST", "/rapt/v1/caches/truncate", "Truncate", v1::TruncateRequest::default_instance(),
+            cache);
+  add_cache("POST", "/rapt/v1/caches/renew", "Renew", ids, caches);
+  add_cache("POST", "/rapt/v1/caches/close", "Close", ids, caches);
+  add_cache("POST", "/rapt/v1/caches/get", "Get", ids, caches);
+  add_cache("POST", "/rapt/v1/caches/append", "Append", v1::AppendRequest::default_instance(),
+            v1::AppendResponse::default_instance());
+  add_cache("POST", "/rapt/v1/caches/attend", "Attend", attend,
+            v1::AttendCachedResponse::default_instance());
+  add_cache("POST", "/rapt/v1/caches/diagnose", "Diagnose", attend,
+            v1::DiagnoseResponse::default_instance());
 }
 
 }  // namespace rapt::native

@@ -1,4 +1,5 @@
-// Methods of rapt.v1 over HTTP: the paths below /rapt/v1, with proto3 JSON.
+// Methods of rapt.v1 over HTTP: the paths below /rapt/v1, in proto3 JSON or in Protocol Buffers'
+// binary format.
 #ifndef RAPT_SERVER_WIRE_RAPT_REST_METHODS_H_
 #define RAPT_SERVER_WIRE_RAPT_REST_METHODS_H_
 
