@@ -464,17 +464,15 @@ absl::Status ServerImpl::ServeRest() {
   native::AddRestMethods(
       {methods_, json_threads_, options_.http.max_json_bytes},
       [this](absl::string_view method) { return Observe(method); }, router);
-  const int64_t max_connections = options_.grpc.max_connections;
-  const int64_t max_per_address = options_.grpc.max_connections_per_address;
-  auto server = http::Server::Start(
-      {.address = options_.http.address,
-       .tls = tls_.get(),
-       .threads = WireThreads(options_.compute.threads),
-       .max_connections = max_connections,
-       .max_connections_per_address = max_per_address == 0 ? max_connections / 4 : max_per_address,
-       .connection = {.allowed_origins = OriginsOf(options_.http.allow_origin),
-                      .refuses_other_origins = true}},
-      ServeBy(std::move(router)), memory_->clock, &http_services_);
+  auto server =
+      http::Server::Start({.address = options_.http.address,
+                           .tls = tls_.get(),
+                           .threads = WireThreads(options_.compute.threads),
+                           .max_connections = options_.grpc.max_connections,
+                           .max_connections_per_address = options_.grpc.max_connections_per_address,
+                           .connection = {.allowed_origins = OriginsOf(options_.http.allow_origin),
+                                          .refuses_other_origins = true}},
+                          ServeBy(std::move(router)), memory_->clock, &http_services_);
   if (!server.ok()) return server.status();
   rest_ = *std::move(server);
   rest_->ExportTo(metrics_);

@@ -1,5 +1,6 @@
 #include "server/wire/socket.h"
 
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -13,6 +14,10 @@ ssize_t ResultOf(ssize_t count) {
 }
 
 }  // namespace
+
+uint32_t InterestOf(Socket::Handshake handshake) {
+  return handshake == Socket::Handshake::kNeedsWrite ? EPOLLOUT : EPOLLIN;
+}
 
 ssize_t PlainSocket::Read(absl::Span<const iovec> places) {
   const ssize_t count = readv(descriptor(), places.data(), static_cast<int>(places.size()));

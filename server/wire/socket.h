@@ -57,6 +57,9 @@ class Socket {
   const Descriptor descriptor_;
 };
 
+// Returns the events of epoll for which an unfinished handshake waits.
+uint32_t InterestOf(Socket::Handshake handshake);
+
 class PlainSocket final : public Socket {
  public:
   explicit PlainSocket(Descriptor descriptor) : Socket(std::move(descriptor)) {}

@@ -99,20 +99,16 @@ void Connection::OnEvents(uint32_t events) {
 
 // Continues the handshake. Returns whether it is complete.
 bool Connection::Establish() {
-  switch (socket_->ContinueHandshake()) {
-    case Socket::Handshake::kComplete:
-      since_ = Now();
-      is_readable_ = true;  // OpenSSL may hold bytes
-      return true;
-    case Socket::Handshake::kNeedsRead:
-      SetInterest(EPOLLIN);
-      return false;
-    case Socket::Handshake::kNeedsWrite:
-      SetInterest(EPOLLOUT);
-      return false;
-    case Socket::Handshake::kFailed:
-      Close();
-      return false;
+  const Socket::Handshake handshake = socket_->ContinueHandshake();
+  if (handshake == Socket::Handshake::kComplete) {
+    since_ = Now();
+    is_readable_ = true;  // OpenSSL may hold bytes
+    return true;
+  }
+  if (handshake == Socket::Handshake::kFailed) {
+    Close();
+  } else {
+    SetInterest(InterestOf(handshake));
   }
   return false;
 }
@@ -193,6 +189,7 @@ void Connection::SetInterest(uint32_t interest) {
 // --- Requests ------------------------------------------------------------------------------------
 
 bool Connection::Fill() {
+  in_.erase(0, std::exchange(in_begin_, 0));
   const size_t room = HeadParser::kMaxBytes - in_.size();
   const absl::Span<uint8_t> place = loop_.scratch().subspan(0, room);
   const iovec span = {place.data(), place.size()};
@@ -210,10 +207,17 @@ bool Connection::Fill() {
   return true;
 }
 
+void Connection::Consume(size_t count) {
+  in_begin_ += count;
+  if (in_begin_ < in_.size()) return;
+  in_.clear();
+  in_begin_ = 0;
+}
+
 bool Connection::ReadHead() {
   if (in_.empty()) return Fill();
   if (parser_ == nullptr) parser_ = std::make_unique<HeadParser>();
-  switch (parser_->Parse(in_)) {
+  switch (parser_->Parse(Unread())) {
     case HeadParser::Result::kIncomplete:
       return Fill();
     case HeadParser::Result::kComplete:
@@ -235,7 +239,7 @@ bool Connection::ReadHead() {
 
 void Connection::OnHead() {
   request_ = parser_->TakeRequest();
-  in_.erase(0, parser_->size());
+  Consume(parser_->size());
   parser_.reset();
   has_served_ = true;
   closes_ = closes_ || !request_.keeps_alive;
@@ -363,9 +367,9 @@ void Connection::ReadBody() {
 }
 
 bool Connection::StepBody() {
-  absl::string_view bytes = in_;
+  absl::string_view bytes = Unread();
   const BodyFraming::Next next = framing_.Advance(bytes);
-  in_.erase(0, in_.size() - bytes.size());
+  Consume(Unread().size() - bytes.size());
   if (next == BodyFraming::Next::kData) return ReadData();
   if (next == BodyFraming::Next::kNeedMore) return Fill();
   state_ = State::kCall;
@@ -386,10 +390,10 @@ bool Connection::ReadData() {
   state_ = State::kBody;
   if (in_.empty() && request_.is_chunked && framing_.data_left() < kLeastDirectBytes) return Fill();
   place = place.subspan(0, std::min<uint64_t>(place.size(), framing_.data_left()));
-  size_t count = std::min(place.size(), in_.size());
+  size_t count = std::min(place.size(), Unread().size());
   if (count > 0) {
-    std::memcpy(place.data(), in_.data(), count);
-    in_.erase(0, count);
+    std::memcpy(place.data(), Unread().data(), count);
+    Consume(count);
   } else {
     if (!is_readable_ && !socket_->HasPending()) return false;
     place = place.subspan(0, std::max<int64_t>(turn_left_, 1));

@@ -122,6 +122,10 @@ class Connection final : public EventLoop::Watcher,
   bool Drop();
   // Reads into the buffer.
   bool Fill();
+  // The bytes in the buffer that are not consumed. Chunks consume few at a time, so the others do
+  // not move.
+  absl::string_view Unread() const { return absl::string_view(in_).substr(in_begin_); }
+  void Consume(size_t count);
 
   void OnHead();
   std::optional<Response> CheckHead() const;
@@ -152,7 +156,8 @@ class Connection final : public EventLoop::Watcher,
   int64_t turn_left_ = 0;     // bytes of this turn
   uint32_t interest_ = 0;
 
-  std::string in_;  // bytes that are not processed yet, at most those of a head
+  std::string in_;       // bytes that were read, at most those of a head; empty if all are consumed
+  size_t in_begin_ = 0;  // of those that are not consumed yet
   std::unique_ptr<HeadParser> parser_;
   Request request_;
   BodyFraming framing_ = BodyFraming::OfLength(0);

@@ -84,9 +84,9 @@ class Server::Wire final : public ConnectionOwner {
     return !counts_.IsAtLimit(network) || open_.at(waiting_.front())->network == network;
   }
 
-  // Of a limit of the server.
+  // Of a limit of the server; 0 is the default.
   int64_t Share(int64_t limit) const {
-    return std::max<int64_t>(1, limit / server_.settings_.threads);
+    return limit == 0 ? 0 : std::max<int64_t>(1, limit / server_.settings_.threads);
   }
 
   const ConnectionSettings& settings() const override { return server_.settings_.connection; }

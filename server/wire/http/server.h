@@ -35,7 +35,8 @@ struct ServerSettings {
   // Beyond this, a new connection replaces the one without a call that has waited longest since its
   // last response. Where its address is at the next limit, it replaces none of another address.
   int64_t max_connections = 128;
-  int64_t max_connections_per_address = 128;  // beyond this, new ones are refused
+  // Beyond this, new ones are refused. 0: a quarter of max_connections.
+  int64_t max_connections_per_address = 128;
   ConnectionSettings connection = {};
 };
 

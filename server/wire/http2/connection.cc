@@ -370,18 +370,12 @@ void Connection::OnTick(Instant now) {
 
 // Continues the handshake. Returns whether it is complete.
 bool Connection::Establish() {
-  switch (socket_->ContinueHandshake()) {
-    case Socket::Handshake::kComplete:
-      return true;
-    case Socket::Handshake::kNeedsRead:
-      SetInterest(EPOLLIN);
-      return false;
-    case Socket::Handshake::kNeedsWrite:
-      SetInterest(EPOLLOUT);
-      return false;
-    case Socket::Handshake::kFailed:
-      Close();
-      return false;
+  const Socket::Handshake handshake = socket_->ContinueHandshake();
+  if (handshake == Socket::Handshake::kComplete) return true;
+  if (handshake == Socket::Handshake::kFailed) {
+    Close();
+  } else {
+    SetInterest(InterestOf(handshake));
   }
   return false;
 }

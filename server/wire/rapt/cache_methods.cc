@@ -15,33 +15,47 @@
 namespace rapt::native {
 namespace {
 
-class AttendCachedHandler final : public MessageHandler {
+// Calls that the engine computes.
+class ComputedHandler : public MessageHandler {
  public:
-  explicit AttendCachedHandler(cache::CacheStore* store) : store_(store) {}
+  explicit ComputedHandler(cache::CacheStore* store) : store_(store) {}
 
  private:
-  void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<Request> request = Decode(message, call.call().caller());
+  virtual absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller,
+                                         cache::CacheStore& store) = 0;
+  // Leads to call.Respond() or call.End().
+  virtual void OnResult(Result result, MethodCall& call) = 0;
+
+  void OnMessage(const MessageBytes& message, MethodCall& call) final {
+    if (store_ == nullptr) return call.End(NoCaches());
+    absl::StatusOr<Request> request = Decode(message, call.call().caller(), *store_);
     if (!request.ok()) return call.End(request.status());
-    operator_ = request->tensor_operator;
     call.call().Bind(*request);
     call.call().engine().Submit(
         *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
   }
 
-  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller) {
-    if (store_ == nullptr) return NoCaches();
+  cache::CacheStore* const store_;
+};
+
+class AttendCachedHandler final : public ComputedHandler {
+ public:
+  using ComputedHandler::ComputedHandler;
+
+ private:
+  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller,
+                                 cache::CacheStore& store) override {
     absl::StatusOr<DecodedAttend> decoded = DecodeAttendCached(message);
     if (!decoded.ok()) return decoded.status();
-    absl::StatusOr<Request> request = attention_.Start(*store_, caller, std::move(decoded->call));
+    absl::StatusOr<Request> request = attention_.Start(store, caller, std::move(decoded->call));
     if (!request.ok()) return request.status();
     request->priority = decoded->priority;
-    absl::Status status = CheckAttendCached(*request->tensor_operator);
-    if (!status.ok()) return status;
+    operator_ = request->tensor_operator;
+    if (absl::Status status = CheckAttendCached(*operator_); !status.ok()) return status;
     return request;
   }
 
-  void OnResult(Result result, MethodCall& call) {
+  void OnResult(Result result, MethodCall& call) override {
     call.call().Record(result);
     if (!result.status.ok()) return call.End(std::move(result.status));
     ResponseMessage response = EncodeAttendCached(*operator_, attention_.results(), result);
@@ -49,35 +63,26 @@ class AttendCachedHandler final : public MessageHandler {
     call.Respond(std::move(response));
   }
 
-  cache::CacheStore* const store_;
   cache::CachedAttention attention_;
   std::shared_ptr<const TensorOperator> operator_;
 };
 
-class AppendHandler final : public MessageHandler {
+class AppendHandler final : public ComputedHandler {
  public:
-  explicit AppendHandler(cache::CacheStore* store) : store_(store) {}
+  using ComputedHandler::ComputedHandler;
 
  private:
-  void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<Request> request = Decode(message, call.call().caller());
-    if (!request.ok()) return call.End(request.status());
-    call.call().Bind(*request);
-    call.call().engine().Submit(
-        *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
-  }
-
-  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller) {
-    if (store_ == nullptr) return NoCaches();
+  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller,
+                                 cache::CacheStore& store) override {
     absl::StatusOr<DecodedAppend> decoded = DecodeAppend(message);
     if (!decoded.ok()) return decoded.status();
     absl::StatusOr<Request> request =
-        append_.Start(*store_, caller, std::move(decoded->parts), decoded->partial);
+        append_.Start(store, caller, std::move(decoded->parts), decoded->partial);
     if (request.ok()) request->priority = decoded->priority;
     return request;
   }
 
-  void OnResult(Result result, MethodCall& call) {
+  void OnResult(Result result, MethodCall& call) override {
     call.call().Record(result);
     if (!result.status.ok()) return call.End(std::move(result.status));
     ResponseMessage response = EncodeAppend(append_.results());
@@ -85,38 +90,28 @@ class AppendHandler final : public MessageHandler {
     call.Respond(std::move(response));
   }
 
-  cache::CacheStore* const store_;
   cache::CachedAppend append_;
 };
 
-class DiagnoseCachedHandler final : public MessageHandler {
+class DiagnoseCachedHandler final : public ComputedHandler {
  public:
-  explicit DiagnoseCachedHandler(cache::CacheStore* store) : store_(store) {}
+  using ComputedHandler::ComputedHandler;
 
  private:
-  void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<Request> request = Decode(message, call.call().caller());
-    if (!request.ok()) return call.End(request.status());
-    call.call().Bind(*request);
-    call.call().engine().Submit(
-        *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
-  }
-
-  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller) {
-    if (store_ == nullptr) return NoCaches();
+  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller,
+                                 cache::CacheStore& store) override {
     absl::StatusOr<DecodedAttend> decoded = DecodeAttendCached(message);
     if (!decoded.ok()) return decoded.status();
-    absl::StatusOr<Request> request = diagnosis_.Start(*store_, caller, std::move(decoded->call));
+    absl::StatusOr<Request> request = diagnosis_.Start(store, caller, std::move(decoded->call));
     if (request.ok()) request->priority = decoded->priority;
     return request;
   }
 
-  void OnResult(Result result, MethodCall& call) {
+  void OnResult(Result result, MethodCall& call) override {
     if (!result.status.ok()) return call.End(std::move(result.status));
     call.Respond(EncodeDiagnosis(diagnosis_, call.call().engine().plan_options()));
   }
 
-  cache::CacheStore* const store_;
   cache::CachedDiagnosis diagnosis_;
 };
 
