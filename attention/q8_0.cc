@@ -1,6 +1,7 @@
 #include "attention/q8_0.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "attention/half.h"
@@ -10,30 +11,7 @@ namespace rapt::q8_0 {
 namespace {
 
 constexpr float kMost = 127;
-constexpr uint16_t kHalfInfinity = 0x7C00;
 constexpr uint16_t kHalfNan = 0x7E00;
-
-float BitsToFloat(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-uint32_t FloatToBits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-// The same as HalfToDouble(), without branches for finite numbers.
-float HalfToFloat(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
-  const uint32_t magnitude = bits & 0x7FFF;
-  if (magnitude >= kHalfInfinity) return BitsToFloat(sign | 0x7F800000 | (magnitude & 0x3FF) << 13);
-  // Shifted into the bits of a float, the number is too small by 2^112.
-  const float value = BitsToFloat(magnitude << 13) * 0x1p112F;
-  return BitsToFloat(sign | FloatToBits(value));
-}
 
 void LoadNumbers(const std::byte* numbers, DType dtype, int64_t count, float* to) {
   switch (dtype) {
@@ -45,7 +23,7 @@ void LoadNumbers(const std::byte* numbers, DType dtype, int64_t count, float* to
       return;
     case DType::kBFloat16:
       for (int64_t n = 0; n < count; ++n) {
-        to[n] = BitsToFloat(static_cast<uint32_t>(LoadAs<uint16_t>(numbers, n)) << 16);
+        to[n] = std::bit_cast<float>(static_cast<uint32_t>(LoadAs<uint16_t>(numbers, n)) << 16);
       }
       return;
     default:
@@ -57,9 +35,9 @@ void LoadNumbers(const std::byte* numbers, DType dtype, int64_t count, float* to
 float LargestOf(const float* numbers, int64_t count) {
   uint32_t largest = 0;
   for (int64_t n = 0; n < count; ++n) {
-    largest = std::max(largest, FloatToBits(numbers[n]) & 0x7FFFFFFF);
+    largest = std::max(largest, std::bit_cast<uint32_t>(numbers[n]) & 0x7FFFFFFF);
   }
-  return BitsToFloat(largest);
+  return std::bit_cast<float>(largest);
 }
 
 // Returns the least FP16 number s with 127 s >= largest; NaN if there is none.
@@ -82,7 +60,7 @@ void StoreBlock(const float* numbers, int64_t count, std::byte* block) {
   for (int64_t n = 0; n < count; ++n) {
     // The bits of 1.5 * 2^23 + x, rounded to nearest even, end with those of the integer.
     const float shifted = numbers[n] / divisor + 12582912.0F;
-    stored[n] = static_cast<int8_t>(FloatToBits(shifted));
+    stored[n] = static_cast<int8_t>(std::bit_cast<uint32_t>(shifted));
   }
 }
 

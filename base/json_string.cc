@@ -10,7 +10,7 @@ namespace {
 
 constexpr char kReplacement[] = "\xEF\xBF\xBD";
 
-// The first character that needs so many bytes.
+// The first code point that UTF-8 encodes in n bytes.
 constexpr uint32_t kFirstCodePoint[] = {0, 0, 0x80, 0x800, 0x10000};
 
 size_t LengthBy(unsigned char first) {

@@ -32,7 +32,6 @@ constexpr int64_t kMostTileRowBlocks = kMostRowBlocks * kRowBlock / kTileRowBloc
 
 // Tiles are used only for smaller numbers, whose scores are finite for any head size.
 constexpr float kTooLarge = 0x1p32f;
-constexpr double kTooLargeScale = 0x1p30;
 // O is not rescaled until a row's maximum has grown by more than this, in powers of two.
 constexpr float kSlack = 8;
 constexpr float kLog2E = 1.44269504088896341f;

@@ -204,9 +204,6 @@ class PairFlash : private Flash<float> {
   }
 };
 
-// As on tiles.
-constexpr double kTooLargeScale = 0x1p30;
-
 bool Suits(const FlashTask& task) {
   return __builtin_fabs(task.score.scale) < kTooLargeScale && task.element == Element::kBFloat16 &&
          !task.q8_0 && task.row_count <= kFewRows && task.head_size % kPairLanes == 0 &&

@@ -253,11 +253,16 @@ absl::Status CudnnBackend::MeasureCosts(int threads, absl::FunctionRef<bool()> g
 }
 
 std::optional<CudnnBackend::Estimate> CudnnBackend::EstimateOf(const Problem& problem) const {
+  const Work work = WorkOnHost(problem);
+  return EstimateOf(WorkOnDevice(problem, work), work);
+}
+
+std::optional<CudnnBackend::Estimate> CudnnBackend::EstimateOf(const Work& on_device,
+                                                               const Work& on_host) const {
   const CostModel* const costs = costs_;
   if (costs == nullptr) return std::nullopt;
-  const Work work = WorkOnHost(problem);
-  return Estimate{.device = costs->device.Seconds(WorkOnDevice(problem, work)),
-                  .fallback = costs->cpu.Seconds(work)};
+  return Estimate{.device = costs->device.Seconds(on_device),
+                  .fallback = costs->cpu.Seconds(on_host)};
 }
 
 PlanCache::Counts CudnnBackend::warmth() const {
@@ -372,13 +377,11 @@ absl::Status CudnnBackend::Prefers(const Problem& problem) const {
 
 absl::Status CudnnBackend::CheckOffload(const Work& on_device, const Work& on_host) const {
   if (measuring_) return absl::UnavailableError("the device is being measured");
-  if (const CostModel* const costs = costs_) {
-    const double device = costs->device.Seconds(on_device);
-    const double cpu = costs->cpu.Seconds(on_host);
-    if (device >= cpu) {
+  if (const std::optional<Estimate> seconds = EstimateOf(on_device, on_host)) {
+    if (seconds->device >= seconds->fallback) {
       return absl::OutOfRangeError(
           absl::StrFormat("estimated to take %.3g ms on the device and %.3g ms on the next backend",
-                          device * 1e3, cpu * 1e3));
+                          seconds->device * 1e3, seconds->fallback * 1e3));
     }
   } else if (const double min_flops = options_.min_flops.value_or(kDefaultMinFlops);
              on_host.flops < min_flops) {

@@ -112,6 +112,7 @@ class CudnnBackend final : public Backend {
     return absl::FailedPreconditionError("no device has been opened");
   }
 
+  std::optional<Estimate> EstimateOf(const Work& on_device, const Work& on_host) const;
   // Returns OK, or why "auto" should choose the next backend, given the work on either.
   absl::Status CheckOffload(const Work& on_device, const Work& on_host) const;
   DeviceSamples SamplesForLanes() const;

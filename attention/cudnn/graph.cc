@@ -317,6 +317,14 @@ int64_t PageBytes(const SdpaGraph& g) {
   return PageKeyBytes(g) + g.pages->rows * g.kv_heads * g.value_head_size * SizeOf(g.dtype);
 }
 
+int64_t PageBytes(const RaggedCall& call) {
+  return PageBytes(SdpaGraph{.dtype = call.dtype,
+                             .kv_heads = call.kv_heads,
+                             .head_size = call.head_size,
+                             .value_head_size = call.value_head_size,
+                             .pages = GraphPages{.rows = call.page_rows}});
+}
+
 int64_t BackwardWorkspaceBytes(const SdpaGraph& g) {
   // Computed as doubles, as large problems exceed int64.
   const auto rows = static_cast<double>(g.batch * g.query_heads);

@@ -136,6 +136,8 @@ SdpaGraph PagedGraphOf(const RaggedCall& call, const GraphPages& pages, const Pa
 // Returns the bytes of one of the graph's pages, and those of the keys, which precede the values.
 int64_t PageKeyBytes(const SdpaGraph& graph);
 int64_t PageBytes(const SdpaGraph& graph);
+// Of the graphs of a call.
+int64_t PageBytes(const RaggedCall& call);
 
 // Rounds up to one of eight values per octave, all multiples of 8.
 int64_t RoundUpLength(int64_t length);

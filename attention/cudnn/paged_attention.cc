@@ -13,20 +13,15 @@
 namespace rapt::cudnn {
 namespace {
 
-int64_t PageBytesOf(const RaggedCall& call) {
-  return call.page_rows * call.kv_heads * (call.head_size + call.value_head_size) *
-         SizeOf(call.dtype);
+// Returns the pages that hold the tokens.
+int64_t PagesOf(const TokenRange& tokens, int64_t page_rows) {
+  return tokens.empty() ? 0 : CeilDiv(tokens.end, page_rows) - tokens.begin / page_rows;
 }
 
 // Returns the pages that the items read, those of a shared prefix once.
 int64_t PagesIn(const RaggedCall& call) {
   int64_t pages = 0;
-  for (const RaggedItem& item : call.items) {
-    const TokenRange seen = SeenBy(item);
-    if (!seen.empty()) {
-      pages += CeilDiv(seen.end, call.page_rows) - seen.begin / call.page_rows;
-    }
-  }
+  for (const RaggedItem& item : call.items) pages += PagesOf(SeenBy(item), call.page_rows);
   for (const SharedPrefix& prefix : call.prefixes) {
     const auto others = static_cast<int64_t>(prefix.items.size()) - 1;
     pages -= others * (prefix.tokens / call.page_rows);
@@ -112,11 +107,7 @@ class PagedAttention::Run {
     constexpr auto kUseBytes =
         static_cast<int64_t>(sizeof(PageUse) + sizeof(size_t) + sizeof(void*));
     int64_t uses = 0;
-    for (const PagedItem& item : batch_.items) {
-      if (item.seen.empty()) continue;
-      const int64_t page_rows = graph().pages->rows;
-      uses += CeilDiv(item.seen.end, page_rows) - item.seen.begin / page_rows;
-    }
+    for (const PagedItem& item : batch_.items) uses += PagesOf(item.seen, graph().pages->rows);
     return uses * kUseBytes;
   }
 
@@ -210,7 +201,7 @@ class PagedAttention::PagedPlan final : public BackendPlan {
 };
 
 GraphPages PagedAttention::PagesFor(const RaggedCall& call) const {
-  return {.rows = call.page_rows, .count = lanes_.device().page_memory_bytes() / PageBytesOf(call)};
+  return {.rows = call.page_rows, .count = lanes_.device().page_memory_bytes() / PageBytes(call)};
 }
 
 std::vector<PagedAttention::Batch> PagedAttention::BatchesOf(const RaggedCall& call) const {
@@ -247,7 +238,7 @@ std::vector<PagedAttention::Batch> PagedAttention::BatchesOf(const RaggedCall& c
 
 absl::Status PagedAttention::Supports(const RaggedCall& call) const {
   if (absl::Status status = cudnn::Supports(call, call.page_rows); !status.ok()) return status;
-  const int64_t page_bytes = PageBytesOf(call);
+  const int64_t page_bytes = PageBytes(call);
   const int64_t capacity = pages_.CapacityOf(page_bytes);
   if (const int64_t pages = PagesIn(call); pages > capacity) {
     return absl::UnimplementedError(absl::StrCat("the call reads ", pages, " pages of ", page_bytes,
