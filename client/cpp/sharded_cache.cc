@@ -157,7 +157,8 @@ class ShardedCache::State {
     int64_t capacity;
     // Tokens of each layer that calls which succeeded have stored. The server may have more.
     std::vector<int64_t> lengths;
-    // Those that it had before it was lost. Without them the context would be shorter unnoticed.
+    // Tokens of each layer that the shard had before it was lost. Without them the context would be
+    // shorter unnoticed.
     std::vector<int64_t> needed;
     // Whether calls have sent tokens of the layer since it was cut. A copy may have such tokens.
     std::vector<bool> sent;

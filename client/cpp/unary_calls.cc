@@ -41,12 +41,7 @@ std::optional<std::chrono::nanoseconds> UnaryCalls::DelayBeforeRetry(const Retry
 absl::Status UnaryCalls::StatusOf(const grpc::Status& status, const grpc::ClientContext& context,
                                   bool was_stopped) const {
   absl::Status converted = connections_.FromGrpc(status, was_stopped);
-  if (converted.ok()) return converted;
-  const auto& trailers = context.GetServerTrailingMetadata();
-  const auto reason = trailers.find("rapt-reason");
-  if (reason != trailers.end()) {
-    SetReason({reason->second.data(), reason->second.size()}, converted);
-  }
+  if (!converted.ok()) SetReason(context, converted);
   return converted;
 }
 

@@ -63,14 +63,6 @@ std::optional<ServerTimes> ReadServerTimes(const grpc::ClientContext& context) {
                      ReadTime(metadata, "rapt-compute-us").value_or(none), *total};
 }
 
-// Returns the trailer rapt-reason, of an error of a call on a cache.
-std::string ReadReason(const grpc::ClientContext& context) {
-  const auto& metadata = context.GetServerTrailingMetadata();
-  const auto found = metadata.find("rapt-reason");
-  if (found == metadata.end()) return "";
-  return {found->second.data(), found->second.size()};
-}
-
 // The state shared by all streams of a load.
 struct Shared {
   const Load& load;
@@ -186,7 +178,7 @@ class Stream {
     if (!status_.ok()) {
       record_.status = absl::Status(static_cast<absl::StatusCode>(status_.error_code()),
                                     status_.error_message());
-      client::SetReason(ReadReason(*context_), record_.status);
+      client::SetReason(*context_, record_.status);
     }
     if (record_.status.ok()) record_.server = ReadServerTimes(*context_);
     source_->OnDone(record_.status, std::exchange(received_, {}));

@@ -47,7 +47,7 @@ class Workload {
  public:
   virtual ~Workload() = default;
 
-  // The shapes of measured calls. Those that the load may choose have a weight.
+  // The shapes of measured calls. A weight of 0 excludes a shape from the load's choice.
   virtual const std::vector<CallShape>& shapes() const = 0;
   // Returns the calls of a stream, which refer to this. Not thread-safe.
   virtual absl::StatusOr<std::unique_ptr<CallSource>> NewSource(

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
 #include "tests/support/metrics_page.h"
+#include "tests/support/rapt_reason.h"
 #include "tests/support/server_process.h"
 #include "tests/support/tensor.h"
 
@@ -90,13 +91,6 @@ std::unique_ptr<Stub> Connect(const std::string& address) {
 }
 std::unique_ptr<Stub> Connect(const ServerProcess& server) {
   return Connect(server.grpc_address());
-}
-
-std::string ReasonOf(const grpc::ClientContext& context) {
-  const auto& trailers = context.GetServerTrailingMetadata();
-  const auto reason = trailers.find("rapt-reason");
-  if (reason == trailers.end()) return "";
-  return {reason->second.data(), reason->second.size()};
 }
 
 v1::Cache Create(Stub& stub, const v1::CreateRequest& request = CreateOf()) {

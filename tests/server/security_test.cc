@@ -36,6 +36,7 @@
 #include "tests/support/certificates.h"
 #include "tests/support/loopback.h"
 #include "tests/support/metrics_page.h"
+#include "tests/support/rapt_reason.h"
 #include "tests/support/raw_http2.h"
 #include "tests/support/server_process.h"
 
@@ -51,6 +52,7 @@ using test::Certificate;
 using test::ChildProcess;
 using test::Encrypt;
 using test::ReadMetric;
+using test::ReasonOf;
 using test::ServerCommand;
 using test::ServerProcess;
 using test::Sha256;
@@ -540,12 +542,6 @@ class CacheOwner {
     v1::Ids ids;
     ids.add_caches(id);
     return ids;
-  }
-  static std::string ReasonOf(const grpc::ClientContext& context) {
-    const auto& trailers = context.GetServerTrailingMetadata();
-    const auto reason = trailers.find("rapt-reason");
-    if (reason == trailers.end()) return "";
-    return {reason->second.data(), reason->second.size()};
   }
 
   template <typename Request, typename Response>

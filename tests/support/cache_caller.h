@@ -10,6 +10,7 @@
 
 #include "proto/rapt/v1/cache.grpc.pb.h"
 #include "tests/support/cache_model.h"
+#include "tests/support/rapt_reason.h"
 #include "tests/support/server_process.h"
 #include "tests/support/tensor.h"
 
@@ -29,10 +30,7 @@ class CacheCaller {
     grpc::ClientContext context;
     response.Clear();
     const grpc::Status status = ((*stub_).*method)(&context, request, &response);
-    const auto& trailers = context.GetServerTrailingMetadata();
-    const auto reason = trailers.find("rapt-reason");
-    reason_ =
-        reason == trailers.end() ? "" : std::string(reason->second.data(), reason->second.size());
+    reason_ = ReasonOf(context);
     return status;
   }
 

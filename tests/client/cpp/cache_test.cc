@@ -19,8 +19,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/client/cpp/cache_proxy.h"
 #include "tests/client/cpp/cache_tokens.h"
 #include "tests/support/metrics_page.h"
+#include "tests/support/rapt_reason.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::client {
@@ -28,6 +30,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::CacheProxy;
 using test::DrawTokens;
 using test::ExpectFails;
 using test::kQueryHeads;
@@ -495,21 +498,10 @@ TEST(CacheOfAServerThatEndsTest, TheReasonIsThatItRestarted) {
 
 // Passes calls on to the real server. Loses the first reply of every method, after the server has
 // done what was asked, and answers `code` instead.
-class LossyServer final : public v1::CacheService::Service {
+class LossyServer final : public CacheProxy {
  public:
   LossyServer(const std::string& address, grpc::StatusCode code)
-      : stub_(v1::CacheService::NewStub(
-            grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))),
-        code_(code) {
-    int port = 0;
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    address_ = absl::StrCat("127.0.0.1:", port);
-  }
-
-  const std::string& address() const { return address_; }
+      : CacheProxy(address), code_(code) {}
 
   // The values of `at` of Append and Attend, in order.
   std::vector<int64_t> ats() const {
@@ -545,7 +537,7 @@ class LossyServer final : public v1::CacheService::Service {
   }
   grpc::Status Get(grpc::ServerContext*, const v1::Ids* request, v1::Caches* response) override {
     grpc::ClientContext context;
-    return stub_->Get(&context, *request, response);
+    return stub().Get(&context, *request, response);
   }
 
  private:
@@ -558,23 +550,16 @@ class LossyServer final : public v1::CacheService::Service {
   grpc::Status Pass(grpc::ServerContext& server_context, int number, Method method,
                     const Request& request, Response& response) {
     grpc::ClientContext context;
-    const grpc::Status status = ((*stub_).*method)(&context, request, &response);
-    const auto& trailers = context.GetServerTrailingMetadata();
-    const auto reason = trailers.find("rapt-reason");
-    if (reason != trailers.end()) {
-      server_context.AddTrailingMetadata("rapt-reason",
-                                         {reason->second.data(), reason->second.size()});
-    }
+    const grpc::Status status = (stub().*method)(&context, request, &response);
+    const std::string reason = test::ReasonOf(context);
+    if (!reason.empty()) server_context.AddTrailingMetadata("rapt-reason", reason);
     MutexLock lock(mutex_);
     if (std::exchange(was_lost_[number], true)) return status;
     EXPECT_TRUE(status.ok()) << status.error_message();
     return {code_, "the reply is lost"};
   }
 
-  const std::unique_ptr<v1::CacheService::Stub> stub_;
   const grpc::StatusCode code_;
-  std::unique_ptr<grpc::Server> server_;
-  std::string address_;
   mutable Mutex mutex_;
   bool was_lost_[6] ABSL_GUARDED_BY(mutex_) = {};
   std::vector<int64_t> ats_ ABSL_GUARDED_BY(mutex_);

@@ -25,6 +25,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/client/cpp/cache_proxy.h"
 #include "tests/client/cpp/cache_tokens.h"
 #include "tests/support/memory_watch.h"
 #include "tests/support/server_process.h"
@@ -33,6 +34,7 @@ namespace rapt::client {
 namespace {
 
 using std::chrono::milliseconds;
+using test::CacheProxy;
 using test::DrawTokens;
 using test::ExpectFails;
 using test::ServerProcess;
@@ -47,20 +49,9 @@ using testing::StartsWith;
 using Chunks = std::vector<v1::KvChunk>;
 
 // Passes calls on to a real server, or breaks them.
-class Proxy final : public v1::CacheService::Service {
+class Proxy final : public CacheProxy {
  public:
-  explicit Proxy(const std::string& address)
-      : stub_(v1::CacheService::NewStub(
-            grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))) {
-    int port = 0;
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    address_ = absl::StrCat("127.0.0.1:", port);
-  }
-
-  const std::string& address() const { return address_; }
+  using CacheProxy::CacheProxy;
 
   // The first attempts of Import end after a message; then the reply of one is lost.
   std::atomic<int> broken_imports{0};
@@ -78,7 +69,7 @@ class Proxy final : public v1::CacheService::Service {
       return {grpc::StatusCode::UNAVAILABLE, "not now"};
     }
     grpc::ClientContext context;
-    const auto reader = stub_->Export(&context, *request);
+    const auto reader = stub().Export(&context, *request);
     Chunks chunks;
     for (v1::KvChunk chunk; reader->Read(&chunk);) chunks.push_back(chunk);
     grpc::Status status = reader->Finish();
@@ -96,7 +87,7 @@ class Proxy final : public v1::CacheService::Service {
       return {grpc::StatusCode::UNAVAILABLE, "broken"};
     }
     grpc::ClientContext context;
-    const auto writer = stub_->Import(&context, response);
+    const auto writer = stub().Import(&context, response);
     while (reader->Read(&chunk)) writer->Write(chunk);
     // A client that cancels does not half-close.
     if (server_context->IsCancelled()) context.TryCancel();
@@ -111,20 +102,15 @@ class Proxy final : public v1::CacheService::Service {
   grpc::Status List(grpc::ServerContext*, const v1::ListRequest* request,
                     v1::Caches* response) override {
     grpc::ClientContext context;
-    grpc::Status status = stub_->List(&context, *request, response);
+    grpc::Status status = stub().List(&context, *request, response);
     for (v1::Cache& cache : *response->mutable_caches()) change_listed(cache);
     return status;
   }
 
   grpc::Status Close(grpc::ServerContext*, const v1::Ids* request, v1::Caches* response) override {
     grpc::ClientContext context;
-    return stub_->Close(&context, *request, response);
+    return stub().Close(&context, *request, response);
   }
-
- private:
-  const std::unique_ptr<v1::CacheService::Stub> stub_;
-  std::unique_ptr<grpc::Server> server_;
-  std::string address_;
 };
 
 class CacheTransferTest : public testing::Test {

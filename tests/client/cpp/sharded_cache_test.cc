@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/client/cpp/cache_proxy.h"
 #include "tests/client/cpp/cache_tokens.h"
 #include "tests/support/server_process.h"
 #include "tests/support/tensor.h"
@@ -29,6 +30,7 @@
 namespace rapt::client {
 namespace {
 
+using test::CacheProxy;
 using test::DrawTokens;
 using test::ExpectFails;
 using test::kKvHeads;
@@ -616,46 +618,34 @@ class Meeting {
   int come_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-class Gate final : public v1::CacheService::Service {
+class Gate final : public CacheProxy {
  public:
-  Gate(const std::string& address, Meeting& meeting)
-      : stub_(v1::CacheService::NewStub(
-            grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))),
-        meeting_(meeting) {
-    int port = 0;
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    address_ = absl::StrCat("127.0.0.1:", port);
-  }
-
-  const std::string& address() const { return address_; }
+  Gate(const std::string& address, Meeting& meeting) : CacheProxy(address), meeting_(meeting) {}
 
   grpc::Status Create(grpc::ServerContext* call, const v1::CreateRequest* request,
                       v1::Cache* response) override {
     grpc::ClientContext context;
     std::this_thread::sleep_for(pause);
     create_deadline = call->deadline();
-    return stub_->Create(&context, *request, response);
+    return stub().Create(&context, *request, response);
   }
   grpc::Status Get(grpc::ServerContext* call, const v1::Ids* request,
                    v1::Caches* response) override {
     grpc::ClientContext context;
     get_deadline = call->deadline();
-    return stub_->Get(&context, *request, response);
+    return stub().Get(&context, *request, response);
   }
   grpc::Status Append(grpc::ServerContext*, const v1::AppendRequest* request,
                       v1::AppendResponse* response) override {
     grpc::ClientContext context;
-    grpc::Status status = stub_->Append(&context, *request, response);
+    grpc::Status status = stub().Append(&context, *request, response);
     return loses_appends ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost") : status;
   }
   grpc::Status Attend(grpc::ServerContext*, const v1::AttendCachedRequest* request,
                       v1::AttendCachedResponse* response) override {
     if (!meeting_.Wait()) return {grpc::StatusCode::INTERNAL, "the other call did not come"};
     grpc::ClientContext context;
-    grpc::Status status = stub_->Attend(&context, *request, response);
+    grpc::Status status = stub().Attend(&context, *request, response);
     if (breaks_lse) response->mutable_lse()->mutable_shape()->RemoveLast();
     return status;
   }
@@ -666,10 +656,7 @@ class Gate final : public v1::CacheService::Service {
   std::chrono::system_clock::time_point create_deadline, get_deadline;
 
  private:
-  const std::unique_ptr<v1::CacheService::Stub> stub_;
   Meeting& meeting_;
-  std::unique_ptr<grpc::Server> server_;
-  std::string address_;
 };
 
 TEST_F(ShardedCacheTest, ShardsAreAskedAtTheSameTime) {
