@@ -67,7 +67,9 @@ struct InferCaller::Call {
   std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
 };
 
-InferCaller::InferCaller(const std::string& address) : stub_(Connect(address)) {}
+InferCaller::InferCaller(const std::string& address, int connections) {
+  for (int i = 0; i < connections; ++i) stubs_.emplace_back(Connect(address));
+}
 
 InferCaller::~InferCaller() {
   CancelAll();
@@ -81,7 +83,8 @@ InferCaller::~InferCaller() {
 void InferCaller::Start(const grpc::ByteBuffer& request) {
   auto call = std::make_unique<Call>();
   call->context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-  call->reader = stub_.PrepareUnaryCall(&call->context, kPath, request, &queue_);
+  call->reader =
+      stubs_[next_++ % stubs_.size()].PrepareUnaryCall(&call->context, kPath, request, &queue_);
   call->reader->StartCall();
   Call* const key = call.get();
   MutexLock lock(mutex_);  // a call must not complete before it is registered

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
@@ -45,8 +46,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address);
 // Overlapping calls from one thread. Each has a deadline of 20 s, so every wait ends.
 class InferCaller {
  public:
-  // `address` is "127.0.0.1:8001" or "unix:PATH". Opens a separate connection.
-  explicit InferCaller(const std::string& address);
+  // `address` is "127.0.0.1:8001" or "unix:PATH". Opens separate connections, which calls use in
+  // turn.
+  explicit InferCaller(const std::string& address, int connections = 1);
   // Cancels the calls in flight.
   ~InferCaller();
   InferCaller(const InferCaller&) = delete;
@@ -72,7 +74,8 @@ class InferCaller {
   struct Call;
 
   grpc::CompletionQueue queue_;
-  grpc::GenericStub stub_;
+  std::vector<grpc::GenericStub> stubs_;
+  size_t next_ = 0;  // of stubs_
   Mutex mutex_;
   std::map<Call*, std::unique_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);
 };

@@ -18,12 +18,11 @@
 namespace rapt::bench {
 namespace {
 
-// Returns the port of an address in rapt-server's ready line.
+// Returns the port of an address in rapt-server's ready line; 0 if it is not there.
 int PortOf(const char* name, const std::string& line) {
   const std::string before = absl::StrCat(" ", name, "=127.0.0.1:");
   const size_t place = line.find(before);
-  RAPT_CHECK(place != std::string::npos, "the ready line has no such address");
-  return std::atoi(line.c_str() + place + before.size());
+  return place == std::string::npos ? 0 : std::atoi(line.c_str() + place + before.size());
 }
 
 }  // namespace
@@ -43,7 +42,9 @@ Server Fork(const std::function<void(int pipe)>& serve) {
   for (char c; read(ends[0], &c, 1) == 1 && c != '\n';) line += c;
   // rapt-server writes its ready line, others only the port.
   if (line.find('=') == std::string::npos) return {pid, std::atoi(line.c_str())};
-  return {pid, PortOf("grpc", line), PortOf("metrics", line)};
+  const Server server = {pid, PortOf("grpc", line), PortOf("metrics", line), PortOf("http", line)};
+  RAPT_CHECK(server.port > 0 && server.metrics_port > 0, "the ready line lacks an address");
+  return server;
 }
 
 Server StartRapt(const std::vector<std::string>& flags) {

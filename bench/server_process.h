@@ -20,8 +20,10 @@ struct Server {
   pid_t pid;
   int port;
   int metrics_port = 0;  // of rapt-server
+  int http_port = 0;     // likewise, if it serves HTTP
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port); }
+  std::string http_address() const { return "127.0.0.1:" + std::to_string(http_port); }
 };
 
 // Forks a process that runs `serve`, which listens on loopback, writes its port to the pipe and

@@ -34,6 +34,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "bench/comparison.h"
 #include "bench/infer_call.h"
 #include "bench/server_process.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
@@ -176,63 +177,7 @@ class RawCaller {
   const int connection_;
 };
 
-// --- Goals ---------------------------------------------------------------------------------------
-
-// A target ratio: at least `floor`, or at most `floor` if `aim` is below it.
-struct Goal {
-  std::string what;
-  double reached;
-  double floor;
-  double aim;
-};
-using Goals = std::vector<Goal>;
-
-const char* VerdictOn(const Goal& goal) {
-  const double sign = goal.aim < goal.floor ? -1 : 1;
-  if (sign * goal.reached >= sign * goal.aim) return "aim";
-  return sign * goal.reached >= sign * goal.floor ? "floor" : "missed";
-}
-
-void Print(const Goals& goals) {
-  std::printf("\n| ratio | reached | floor | aim | |\n| --- | --- | --- | --- | --- |\n");
-  for (const Goal& goal : goals) {
-    std::printf("| %s | %.2f | %.2f | %.2f | %s |\n", goal.what.c_str(), goal.reached, goal.floor,
-                goal.aim, VerdictOn(goal));
-  }
-}
-
 // --- Measuring -----------------------------------------------------------------------------------
-
-// One of the compared peers: its call, its server's process, its measurements.
-struct Peer {
-  const char* name;
-  pid_t server;
-  std::function<void()> call;
-  std::vector<double> seconds = {};
-  std::vector<double> cpu_seconds = {};
-
-  void Measure() {
-    const double cpu = CpuSeconds(server);
-    const auto begin = std::chrono::steady_clock::now();
-    call();
-    seconds.push_back(Since(begin).count());
-    cpu_seconds.push_back(CpuSeconds(server) - cpu);
-  }
-};
-
-// Calls the peers in turn. Each round begins with an uncounted call of the first peer: a peer that
-// returns hundreds of megabytes to the system slows down the next one by up to a quarter at 192
-// MiB.
-void Measure(absl::Span<Peer> peers, int rounds) {
-  for (; rounds > 0; --rounds) {
-    peers[0].call();
-    for (Peer& peer : peers) peer.Measure();
-  }
-}
-
-int RoundsFor(int64_t bytes) {
-  return static_cast<int>(std::clamp<int64_t>(1536 * kMiB / bytes, 9, 400));
-}
 
 // Sets the congestion control of all TCP connections of this process, which sends the large
 // messages. Returns false if the system does not permit it.

@@ -1,0 +1,106 @@
+#include "client/http/target.h"
+
+#include <netdb.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace rapt::client {
+namespace {
+
+// "host:80" or "[::1]:80" -> host and port; an empty port if there is none.
+std::pair<std::string, std::string> Split(absl::string_view address) {
+  const size_t colon = address.rfind(':');
+  if (colon == absl::string_view::npos || absl::EndsWith(address, "]")) {
+    return {std::string(address), ""};
+  }
+  absl::string_view host = address.substr(0, colon);
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  return {std::string(host), std::string(address.substr(colon + 1))};
+}
+
+absl::Status Unusable(absl::string_view what, const std::string& path) {
+  ERR_clear_error();
+  return absl::InvalidArgumentError(absl::StrCat("can't use ", what, " ", path));
+}
+
+}  // namespace
+
+absl::StatusOr<HttpTarget> HttpTarget::Make(const std::string& address, const Options& options) {
+  HttpTarget target;
+  target.address_ = address;
+  target.token_ = options.token;
+  const auto [host, port] = Split(address);
+  target.server_name_ = host;
+  absl::Status status = target.Resolve(host, port);
+  if (status.ok() && options.tls) status = target.UseTls(*options.tls);
+  if (status.ok() && !options.token.empty() && !options.tls) {
+    status =
+        absl::InvalidArgumentError("a token needs TLS over HTTP; it is never sent in plain text");
+  }
+  if (!status.ok()) return status;
+  return target;
+}
+
+absl::Status HttpTarget::Resolve(const std::string& host, const std::string& port) {
+  if (host.empty() || port.empty() || absl::StartsWith(address_, "unix:") ||
+      absl::StrContains(address_, "//")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the address is '", address_, "'; over HTTP it must be HOST:PORT"));
+  }
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("can't resolve '", address_, "': ", gai_strerror(error)));
+  }
+  std::memcpy(&name_, found->ai_addr, found->ai_addrlen);
+  name_size_ = found->ai_addrlen;
+  freeaddrinfo(found);
+  return absl::OkStatus();
+}
+
+absl::Status HttpTarget::UseTls(const TlsOptions& options) {
+  if (options.cert_file.empty() != options.key_file.empty()) {
+    return absl::InvalidArgumentError(
+        "a TLS certificate and its key must be set together; only one is set");
+  }
+  if (!options.server_name.empty()) server_name_ = options.server_name;
+  tls_ = {SSL_CTX_new(TLS_client_method()), SSL_CTX_free};
+  SSL_CTX* const context = tls_.get();
+  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
+  SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  const int has_authorities =
+      options.ca_file.empty()
+          ? SSL_CTX_set_default_verify_paths(context)
+          : SSL_CTX_load_verify_locations(context, options.ca_file.c_str(), nullptr);
+  if (has_authorities != 1) return Unusable("the certificate authorities", options.ca_file);
+  if (options.cert_file.empty()) return absl::OkStatus();
+  if (SSL_CTX_use_certificate_chain_file(context, options.cert_file.c_str()) != 1) {
+    return Unusable("the certificate", options.cert_file);
+  }
+  if (SSL_CTX_use_PrivateKey_file(context, options.key_file.c_str(), SSL_FILETYPE_PEM) != 1 ||
+      SSL_CTX_check_private_key(context) != 1) {
+    return Unusable("the private key", options.key_file);
+  }
+  return absl::OkStatus();
+}
+
+std::string HttpTarget::Head(absl::string_view method, absl::string_view path,
+                             const std::vector<std::pair<absl::string_view, std::string>>& headers,
+                             size_t body_bytes) const {
+  std::string head = absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: ", address_,
+                                  "\r\nContent-Length: ", body_bytes, "\r\n");
+  if (!token_.empty()) absl::StrAppend(&head, "Authorization: Bearer ", token_, "\r\n");
+  for (const auto& [name, value] : headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  return head + "\r\n";
+}
+
+}  // namespace rapt::client
