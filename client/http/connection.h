@@ -22,8 +22,8 @@ namespace rapt::client {
 
 struct HttpResponse {
   int status = 0;
-  std::string head;  // its lines; names in lower case
-  std::string body;
+  std::string head = {};  // its lines; names in lower case
+  std::string body = {};
 
   // Returns the value of the first such header; empty if there is none. `name` is in lower case.
   absl::string_view Value(absl::string_view name) const;

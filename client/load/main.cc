@@ -1,6 +1,4 @@
 // rapt-load: the load tester.
-#include <grpcpp/grpcpp.h>
-
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -19,15 +17,13 @@
 #include "base/version.h"
 #include "client/console/command_line.h"
 #include "client/console/exit_code.h"
-#include "client/cpp/codec.h"
-#include "client/cpp/deadline.h"
 #include "client/load/compare.h"
 #include "client/load/live_view.h"
 #include "client/load/result.h"
 #include "client/load/run.h"
 #include "client/load/search.h"
 #include "client/load/settings.h"
-#include "proto/inference/grpc_service.grpc.pb.h"
+#include "client/load/wire.h"
 
 namespace rapt::load {
 namespace {
@@ -47,22 +43,6 @@ std::string NowUtc() {
   return text;
 }
 
-// Fields that the server does not report are empty.
-ServerIdentity FetchIdentity(Protocol protocol, const client::Connection& connection) {
-  grpc::ClientContext context;
-  context.set_deadline(client::Deadline::After(kConnectTimeout).ToGrpc());
-  if (protocol == Protocol::kRapt) {
-    v1::GetServerInfoResponse response;
-    if (!connection.attention->GetServerInfo(&context, {}, &response).ok()) return {};
-    const client::ServerInfo info = client::Decode(response);
-    return {"rapt-server", info.version, info.isa, info.compute_threads};
-  }
-  inference::ServerMetadataResponse response;
-  const auto stub = inference::GRPCInferenceService::NewStub(connection.channel);
-  if (!stub->ServerMetadata(&context, {}, &response).ok()) return {};
-  return {response.name(), response.version(), "", 0};
-}
-
 // One server and the calls sent to it.
 class Session {
  public:
@@ -72,23 +52,23 @@ class Session {
   const std::vector<CallShape>& shapes() const { return workload_->shapes(); }
 
   absl::Status Connect() {
-    const auto credentials = client::CredentialsFor(settings_.address, settings_.options);
-    if (!credentials.ok()) return credentials.status();
-    connections_ =
-        std::make_unique<client::Connections>(settings_.address, settings_.options, *credentials);
-    return connections_->WaitUntilReady(kConnectTimeout);
+    const Interface& interface = settings_.load.interface;
+    auto wire = interface.protocol == Protocol::kHttp
+                    ? NewHttpWire(settings_.address, settings_.options)
+                    : NewGrpcWire(settings_.address, settings_.options, interface);
+    if (!wire.ok()) return wire.status();
+    wire_ = *std::move(wire);
+    return wire_->WaitUntilReady(kConnectTimeout);
   }
 
-  ServerIdentity identity() const {
-    return FetchIdentity(settings_.load.interface.protocol, connections_->at(0));
-  }
+  ServerIdentity identity() const { return wire_->FetchIdentity(); }
 
   absl::StatusOr<Run> RunOnce(const Load& load) {
     const bool has_end = load.duration < std::chrono::hours(24 * 365);
     LiveView view(!is_quiet_, has_end ? std::optional(load.duration) : std::nullopt);
     return RunLoad(
-        load, *workload_, *connections_,
-        [&view](const TimedInterval& interval) { view.Show(interval); }, interrupted);
+        load, *workload_, *wire_, [&view](const TimedInterval& interval) { view.Show(interval); },
+        interrupted);
   }
 
   // Searches for the highest rate, then runs at that rate. Adds the trials to `result`.
@@ -129,8 +109,8 @@ class Session {
 
   const Settings& settings_;
   const bool is_quiet_;
-  std::unique_ptr<client::Connections> connections_;
-  const std::unique_ptr<Workload> workload_;  // ends its calls over the connections
+  std::unique_ptr<Wire> wire_;
+  const std::unique_ptr<Workload> workload_;  // ends its calls over the wire
 };
 
 // --- Reports ---

@@ -9,8 +9,10 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/wire_format.h"
+#include "client/console/json.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/deadline.h"
 #include "proto/inference/grpc_service.pb.h"
@@ -73,6 +75,30 @@ client::RequestMessage EncodeOip(const Interface& interface, const client::Atten
   return message;
 }
 
+// The inputs follow the JSON as binary data, and so does Y in the response.
+EncodedCall EncodeHttp(const client::AttendCall& call) {
+  JsonWriter json;
+  json.BeginObject().Key("inputs").BeginArray();
+  for (const NamedInput& input : InputsOf(call)) {
+    json.BeginObject().Key("name").String(input.name);
+    json.Key("datatype").String(std::string(client::NameOf(input.view.dtype)));
+    json.Key("shape").Integers(input.view.shape);
+    json.Key("parameters").BeginObject().Key("binary_data_size");
+    json.Integer(static_cast<int64_t>(input.view.data.size())).EndObject().EndObject();
+  }
+  json.EndArray().Key("outputs").BeginArray().BeginObject().Key("name").String("Y");
+  json.Key("parameters").BeginObject().Key("binary_data").Boolean(true).EndObject();
+  json.EndObject().EndArray();
+  if (call.causal) json.Key("parameters").BeginObject().Key("is_causal").Integer(1).EndObject();
+  client::RequestMessage message;
+  message.Append(json.EndObject().Take());
+  const int64_t json_bytes = message.size();
+  for (const NamedInput& input : InputsOf(call)) message.AppendPayload(input.view.data);
+  return {.messages = {ToByteBuffer(message)},
+          .message_bytes = message.size(),
+          .json_bytes = json_bytes};
+}
+
 template <typename Tensor>
 void SetSharedMemory(const client::SharedRegion& region, int64_t offset, int64_t bytes,
                      Tensor& tensor) {
@@ -119,7 +145,7 @@ absl::StatusOr<Message> Parse(const grpc::ByteBuffer& bytes) {
 }
 
 absl::StatusOr<std::shared_ptr<client::SharedRegion>> NewRegion(
-    int64_t bytes, const client::Connection& connection) {
+    int64_t bytes, const client::Connection* connection) {
   std::shared_ptr<client::SharedRegion> region = client::SharedRegion::Make(bytes);
   if (region == nullptr) {
     return absl::ResourceExhaustedError(absl::StrFormat(
@@ -128,20 +154,22 @@ absl::StatusOr<std::shared_ptr<client::SharedRegion>> NewRegion(
         bytes));
   }
   const grpc::Status status =
-      client::Register(*region, connection, client::Deadline::After(kRegistrationTimeout));
+      client::Register(*region, *connection, client::Deadline::After(kRegistrationTimeout));
   if (status.ok()) return region;
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
 absl::StatusOr<EncodedCall> EncodeShared(const Interface& interface, const CallData& data,
-                                         const client::Connection& connection) {
+                                         const client::Connection* connection) {
   const int64_t bytes = OffsetOfY(data.call()) + data.y_bytes();
   auto region = NewRegion(bytes, connection);
   if (!region.ok()) return region.status();
   const client::RequestMessage message = interface.protocol == Protocol::kRapt
                                              ? client::EncodeAttendIn(**region, data.call())
                                              : EncodeOipIn(**region, interface, data);
-  return EncodedCall{{ToByteBuffer(message)}, message.size(), *std::move(region)};
+  return EncodedCall{.messages = {ToByteBuffer(message)},
+                     .message_bytes = message.size(),
+                     .region = *std::move(region)};
 }
 
 // --- A stream of rapt.v1: a header, then chunks ---
@@ -266,6 +294,9 @@ absl::StatusOr<std::string> GatherY(const CallData& data,
 }  // namespace
 
 std::string MethodOf(const Interface& interface) {
+  if (interface.protocol == Protocol::kHttp) {
+    return absl::StrCat("/v2/models/", interface.model, "/infer");
+  }
   if (interface.protocol == Protocol::kRapt) {
     return interface.transport == Transport::kStream ? "/rapt.v1.AttentionService/AttendStream"
                                                      : "/rapt.v1.AttentionService/Attend";
@@ -287,13 +318,14 @@ grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message) {
 }
 
 absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& data,
-                                   const client::Connection& connection) {
+                                   const client::Connection* connection) {
   if (interface.transport == Transport::kSharedMemory) {
     return EncodeShared(interface, data, connection);
   }
   if (interface.protocol == Protocol::kRapt && interface.transport == Transport::kStream) {
     return EncodeStream(data);
   }
+  if (interface.protocol == Protocol::kHttp) return EncodeHttp(data.call());
   const absl::StatusOr<client::RequestMessage> message =
       interface.protocol == Protocol::kRapt ? client::EncodeAttend(data.call(), kMaxMessageBytes)
                                             : EncodeOip(interface, data.call());
@@ -303,12 +335,12 @@ absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& d
         absl::StrFormat("a request of %s has %d bytes; a message must have at most %d",
                         Describe(data.shape()), message->size(), kMaxMessageBytes));
   }
-  return EncodedCall{{ToByteBuffer(*message)}, message->size(), nullptr};
+  return EncodedCall{.messages = {ToByteBuffer(*message)}, .message_bytes = message->size()};
 }
 
-void Release(const EncodedCall& call, const client::Connection& connection) {
+void Release(const EncodedCall& call, const client::Connection* connection) {
   if (call.region == nullptr) return;
-  client::Unregister(*call.region, connection, client::Deadline::After(kRegistrationTimeout));
+  client::Unregister(*call.region, *connection, client::Deadline::After(kRegistrationTimeout));
 }
 
 absl::Status StatusInResponse(const Interface& interface, const grpc::ByteBuffer& received) {
@@ -327,9 +359,12 @@ absl::Status StatusInResponse(const Interface& interface, const grpc::ByteBuffer
 absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& data,
                                   const EncodedCall& call,
                                   const std::vector<grpc::ByteBuffer>& responses) {
-  if (responses.empty())
+  if (responses.empty()) {
     return absl::InternalError(
-        "malformed response from server: the stream ended without a message");
+        interface.protocol == Protocol::kHttp
+            ? "malformed response from server: it has no binary data"
+            : "malformed response from server: the stream ended without a message");
+  }
   const grpc::ByteBuffer& received = responses.back();
   if (interface.protocol == Protocol::kRapt && interface.transport == Transport::kStream) {
     return GatherY(data, responses);
@@ -351,6 +386,13 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
     const absl::Span<const std::byte> y = call.region->bytes().subspan(
         static_cast<size_t>(OffsetOfY(data.call())), static_cast<size_t>(data.y_bytes()));
     return std::string(reinterpret_cast<const char*>(y.data()), y.size());
+  }
+  if (interface.protocol == Protocol::kHttp) {
+    grpc::Slice y;
+    if (!received.DumpToSingleSlice(&y).ok()) {
+      return absl::InternalError("malformed response from server: its bytes can't be read");
+    }
+    return std::string(reinterpret_cast<const char*>(y.begin()), y.size());
   }
   absl::StatusOr<ModelInferResponse> response;
   if (interface.transport == Transport::kStream) {

@@ -18,7 +18,11 @@
 
 namespace rapt::load {
 
-enum class Protocol : uint8_t { kRapt, kOip };
+enum class Protocol : uint8_t {
+  kRapt,
+  kOip,
+  kHttp,  // the Open Inference Protocol over HTTP/1.1, with binary tensors; unary
+};
 
 enum class Transport : uint8_t {
   kUnary,
@@ -29,35 +33,37 @@ enum class Transport : uint8_t {
 struct Interface {
   Protocol protocol = Protocol::kRapt;
   Transport transport = Transport::kUnary;
-  std::string model = "attention";  // for kOip
+  std::string model = "attention";  // for kOip and kHttp
 };
 
-// "/inference.GRPCInferenceService/ModelInfer"
+// "/inference.GRPCInferenceService/ModelInfer", or the path over HTTP
 std::string MethodOf(const Interface& interface);
 
 // The messages of one call, which can be sent any number of times. Refers to the CallData.
 struct EncodedCall {
-  std::vector<grpc::ByteBuffer> messages;        // one, except for streams
-  int64_t message_bytes = 0;                     // of all messages
-  std::shared_ptr<client::SharedRegion> region;  // for kSharedMemory
+  std::vector<grpc::ByteBuffer> messages;             // one, except for streams
+  int64_t message_bytes = 0;                          // of all messages
+  int64_t json_bytes = 0;                             // for kHttp: before the tensors
+  std::shared_ptr<client::SharedRegion> region = {};  // for kSharedMemory
 };
 
 // Refers to the payloads, which outlive all calls.
 grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message);
 
 // Serializes a call. For kSharedMemory, also copies the inputs to a new region and registers it
-// through `connection`. ResourceExhausted if the call exceeds the maximum message size or shared
-// memory runs out; otherwise the status of the registration.
+// through `connection`, which may be null otherwise. ResourceExhausted if the call exceeds the
+// maximum message size or shared memory runs out; otherwise the status of the registration.
 absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& data,
-                                   const client::Connection& connection);
+                                   const client::Connection* connection);
 
 // Unregisters the call's region, if any.
-void Release(const EncodedCall& call, const client::Connection& connection);
+void Release(const EncodedCall& call, const client::Connection* connection);
 
 // Returns the error that a stream's response carries, or OK.
 absl::Status StatusInResponse(const Interface& interface, const grpc::ByteBuffer& received);
 
-// Returns the bytes of Y. Internal if the responses are malformed.
+// Returns the bytes of Y. Internal if the responses are malformed. Over HTTP, a response is the
+// binary data after the JSON.
 absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& data,
                                   const EncodedCall& call,
                                   const std::vector<grpc::ByteBuffer>& responses);

@@ -22,14 +22,6 @@ struct Machine {
 };
 Machine ReadMachine();
 
-// The identity of the server, as far as it reports it.
-struct ServerIdentity {
-  std::string name;  // "rapt-server", or the name that an OIP server reports
-  std::string version;
-  std::string isa;  // of rapt-server only, like the next field
-  int compute_threads = 0;
-};
-
 // One step of a search for the highest rate.
 struct Trial {
   double offered = 0;  // requests/s

@@ -1,12 +1,9 @@
 #include "client/load/run.h"
 
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
 #include <pthread.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <charconv>
 #include <ctime>
 #include <deque>
 #include <thread>
@@ -15,8 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/mutex.h"
-#include "client/cpp/deadline.h"
-#include "client/cpp/reason.h"
 #include "client/load/mix.h"
 
 namespace rapt::load {
@@ -42,172 +37,7 @@ double CpuSeconds(std::thread& thread) {
   return Seconds(time);
 }
 
-// Parses microseconds from trailing metadata.
-std::optional<std::chrono::microseconds> ReadTime(
-    const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, const char* key) {
-  const auto found = metadata.find(key);
-  if (found == metadata.end()) return std::nullopt;
-  int64_t us = 0;
-  const grpc::string_ref& text = found->second;
-  const auto read = std::from_chars(text.data(), text.data() + text.size(), us);
-  if (read.ec != std::errc() || us < 0) return std::nullopt;
-  return std::chrono::microseconds(us);
-}
-
-std::optional<ServerTimes> ReadServerTimes(const grpc::ClientContext& context) {
-  const auto& metadata = context.GetServerTrailingMetadata();
-  const auto total = ReadTime(metadata, "rapt-total-us");
-  if (!total) return std::nullopt;
-  const std::chrono::microseconds none{0};
-  return ServerTimes{ReadTime(metadata, "rapt-queue-us").value_or(none),
-                     ReadTime(metadata, "rapt-compute-us").value_or(none), *total};
-}
-
-// The state shared by all streams of a load.
-struct Shared {
-  const Load& load;
-  Clock::time_point start;
-
-  nanoseconds Now() const { return Clock::now() - start; }
-};
-
-class Group;
-
-// Carries one call at a time. Its events arrive in the completion queue. Thread-compatible: after
-// Start(), only the queue's thread may use the stream.
-class Stream {
- public:
-  enum class Event : uint8_t { kStarted, kWrote, kRead, kFinished };
-  struct Tag {
-    Stream* stream;
-    Event event;
-  };
-
-  Stream(const Shared& shared, const client::Connection& connection, grpc::CompletionQueue& queue,
-         std::unique_ptr<CallSource> source)
-      : shared_(shared), stub_(connection.channel), queue_(queue), source_(std::move(source)) {}
-
-  CallSource& source() { return *source_; }
-
-  void Start(size_t shape, nanoseconds due) {
-    call_ = source_->Next(shape);
-    record_ = {.shape = call_.shape, .due = due};
-    record_.request_bytes = call_.encoded->message_bytes;
-    context_.emplace();
-    received_.clear();
-    record_.sent = shared_.Now();
-    context_->set_deadline(
-        client::Deadline::After(due + shared_.load.deadline - record_.sent).ToGrpc());
-    if (shared_.load.interface.transport != Transport::kStream) {
-      unary_ = stub_.PrepareUnaryCall(&*context_, call_.method, call_.encoded->messages.front(),
-                                      &queue_);
-      unary_->StartCall();
-      unary_->Finish(&incoming_, &status_, &tags_[3]);
-      return;
-    }
-    pending_ = 0;
-    next_message_ = 0;
-    streaming_ = stub_.PrepareCall(&*context_, call_.method, &queue_);
-    streaming_->StartCall(&tags_[0]);
-  }
-
-  // Returns true if the call has finished.
-  bool On(Event event, bool ok) {
-    switch (event) {
-      case Event::kStarted:
-        if (!ok) return FinishStream();
-        Write();
-        Read();
-        return false;
-      case Event::kWrote:
-        --pending_;
-        if (ok && next_message_ < call_.encoded->messages.size()) {
-          Write();
-          return false;
-        }
-        return FinishStream();
-      case Event::kRead:
-        --pending_;
-        if (!ok) return FinishStream();
-        if (record_.status.ok()) {
-          record_.status = StatusInResponse(shared_.load.interface, incoming_);
-        }
-        record_.response_bytes += static_cast<int64_t>(incoming_.Length());
-        received_.push_back(incoming_);
-        Read();
-        return false;
-      case Event::kFinished:
-        Finish();
-        return true;
-    }
-    return false;
-  }
-
-  const CallRecord& record() const { return record_; }
-  // Returns whether the record counts.
-  bool counts() const { return call_.is_measured || !record_.status.ok(); }
-
-  Group* group = nullptr;
-
- private:
-  void Write() {
-    const std::vector<grpc::ByteBuffer>& messages = call_.encoded->messages;
-    grpc::WriteOptions options;
-    const bool is_last = next_message_ + 1 == messages.size();
-    if (is_last) options.set_last_message();
-    ++pending_;
-    streaming_->Write(messages[next_message_++], options, &tags_[1]);
-  }
-
-  void Read() {
-    ++pending_;
-    streaming_->Read(&incoming_, &tags_[2]);
-  }
-
-  bool FinishStream() {
-    if (pending_ == 0) streaming_->Finish(&status_, &tags_[3]);
-    return false;
-  }
-
-  void Finish() {
-    record_.done = shared_.Now();
-    if (shared_.load.interface.transport != Transport::kStream) {
-      record_.response_bytes = static_cast<int64_t>(incoming_.Length());
-      received_.push_back(incoming_);
-    }
-    if (!status_.ok()) {
-      record_.status = absl::Status(static_cast<absl::StatusCode>(status_.error_code()),
-                                    status_.error_message());
-      client::SetReason(*context_, record_.status);
-    }
-    if (record_.status.ok()) record_.server = ReadServerTimes(*context_);
-    source_->OnDone(record_.status, std::exchange(received_, {}));
-    incoming_.Clear();
-    unary_.reset();
-    streaming_.reset();
-  }
-
-  const Shared& shared_;
-  grpc::GenericStub stub_;
-  grpc::CompletionQueue& queue_;
-  const std::unique_ptr<CallSource> source_;
-  Tag tags_[4] = {{this, Event::kStarted},
-                  {this, Event::kWrote},
-                  {this, Event::kRead},
-                  {this, Event::kFinished}};
-
-  // State of the current call.
-  OutgoingCall call_;
-  CallRecord record_;
-  std::optional<grpc::ClientContext> context_;
-  std::unique_ptr<grpc::GenericClientAsyncResponseReader> unary_;
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> streaming_;
-  grpc::ByteBuffer incoming_;
-  grpc::Status status_;
-  std::vector<grpc::ByteBuffer> received_;
-  size_t next_message_ = 0;
-  int pending_ = 0;  // writes and reads
-};
+}  // namespace
 
 // Streams of a closed loop that send together. All belong to the same thread.
 class Group {
@@ -216,6 +46,8 @@ class Group {
   int in_flight = 0;
   nanoseconds due{0};
 };
+
+namespace {
 
 // Idle streams of an open loop. Thread-safe.
 class FreeStreams {
@@ -255,9 +87,10 @@ class FreeStreams {
 
 // Receives the responses of its streams.
 struct Receiver {
-  Receiver(size_t shapes, const Load& load) : recorder(shapes, load.warmup, load.slo) {}
+  Receiver(std::unique_ptr<Inbox> of_streams, size_t shapes, const Load& load)
+      : inbox(std::move(of_streams)), recorder(shapes, load.warmup, load.slo) {}
 
-  grpc::CompletionQueue queue;
+  const std::unique_ptr<Inbox> inbox;
   Recorder recorder;
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<std::unique_ptr<Group>> groups;
@@ -267,13 +100,11 @@ struct Receiver {
 
 class Driver {
  public:
-  Driver(const Load& load, Workload& workload, client::Connections& connections,
-         const std::atomic<bool>& stop)
+  Driver(const Load& load, Workload& workload, Wire& wire, const std::atomic<bool>& stop)
       : load_(load),
-        shared_{load, Clock::now()},
         workload_(workload),
         choice_(workload.shapes(), load.seed),
-        connections_(connections),
+        wire_(wire),
         interrupted_(stop) {}
 
   absl::StatusOr<Run> operator()(absl::FunctionRef<void(const TimedInterval&)> observe) {
@@ -290,14 +121,15 @@ class Driver {
   absl::Status MakeStreams() {
     const int threads = std::min(load_.threads, load_.streams / load_.group);
     for (int i = 0; i < threads; ++i) {
-      receivers_.push_back(std::make_unique<Receiver>(workload_.shapes().size(), load_));
+      receivers_.push_back(
+          std::make_unique<Receiver>(wire_.NewInbox(clock_), workload_.shapes().size(), load_));
     }
     for (int i = 0; i < load_.streams && !interrupted_; ++i) {
-      auto source = workload_.NewSource(connections_.at(i));
+      auto source = workload_.NewSource(wire_.connection(i));
       if (!source.ok()) return source.status();
       Receiver& receiver = *receivers_[static_cast<size_t>(i / load_.group % threads)];
-      Stream& stream = *receiver.streams.emplace_back(std::make_unique<Stream>(
-          shared_, connections_.at(i), receiver.queue, *std::move(source)));
+      Stream& stream =
+          *receiver.streams.emplace_back(receiver.inbox->NewStream(i, *std::move(source)));
       absl::Status prepared = stream.source().Prepare(choice_(static_cast<uint64_t>(i)));
       if (!prepared.ok()) return prepared;
       if (i % load_.group == 0) receiver.groups.push_back(std::make_unique<Group>());
@@ -308,7 +140,7 @@ class Driver {
   }
 
   void Measure(absl::FunctionRef<void(const TimedInterval&)> observe) {
-    shared_.start = Clock::now();  // after encoding
+    clock_.start = Clock::now();  // after encoding
     for (const auto& receiver : receivers_) {
       if (load_.arrivals) {
         for (const auto& stream : receiver->streams) free_.Put(stream.get());
@@ -323,7 +155,7 @@ class Driver {
     RecordIntervals(observe);
     if (sender_.joinable()) sender_.join();
     WaitForResponses();
-    for (const auto& receiver : receivers_) receiver->queue.Shutdown();
+    for (const auto& receiver : receivers_) receiver->inbox->Shutdown();
     for (const auto& receiver : receivers_) {
       receiver->thread.join();
       run_.totals.Add(receiver->recorder.totals());
@@ -339,11 +171,11 @@ class Driver {
 
   void Start(Stream& stream, size_t shape, nanoseconds due) {
     in_flight_.fetch_add(1, std::memory_order_relaxed);
-    stream.Start(shape, due);
+    stream.Start(shape, due, load_.deadline);
   }
 
   void StartGroup(Group& group) {
-    group.due = shared_.Now();
+    group.due = clock_.Now();
     group.in_flight = static_cast<int>(group.streams.size());
     for (Stream* stream : group.streams) {
       Start(*stream, choice_(sent_.fetch_add(1, std::memory_order_relaxed)), group.due);
@@ -356,7 +188,7 @@ class Driver {
     constexpr std::chrono::milliseconds kPollInterval{50};
     for (;;) {
       if (is_over_ && due >= over_at_.load()) return false;
-      const nanoseconds left = due - shared_.Now();
+      const nanoseconds left = due - clock_.Now();
       if (left.count() <= 0) return true;
       std::this_thread::sleep_for(std::min<nanoseconds>(left, kPollInterval));
     }
@@ -386,7 +218,7 @@ class Driver {
     constexpr nanoseconds kPollInterval = std::chrono::milliseconds(50);
     bool had_to_wait = false;
     for (;;) {
-      const nanoseconds now = shared_.Now();
+      const nanoseconds now = clock_.Now();
       const nanoseconds left = due + load_.deadline - now;
       if (left.count() <= 0 || interrupted_.load(std::memory_order_relaxed)) return nullptr;
       bool waits = false;
@@ -403,11 +235,7 @@ class Driver {
   // --- Receiving ---
 
   void Receive(Receiver& receiver) {
-    void* tag;
-    bool ok;
-    while (receiver.queue.Next(&tag, &ok)) {
-      const auto [stream, event] = *static_cast<Stream::Tag*>(tag);
-      if (!stream->On(event, ok)) continue;
+    while (Stream* const stream = receiver.inbox->Next()) {
       const CallRecord& record = stream->record();
       if (stream->counts()) receiver.recorder.Record(record);
       OnCallDone(receiver, *stream, record.done);
@@ -455,12 +283,12 @@ class Driver {
     for (;;) {
       nanoseconds end = begin + load_.interval;
       if (!is_measured()) end = std::min(end, nanoseconds(0));
-      while (shared_.Now() - load_.warmup < end && !IsOver(shared_.Now() - load_.warmup)) {
+      while (clock_.Now() - load_.warmup < end && !IsOver(clock_.Now() - load_.warmup)) {
         constexpr std::chrono::milliseconds kPollInterval{20};
         std::this_thread::sleep_for(
-            std::min<nanoseconds>(end - (shared_.Now() - load_.warmup), kPollInterval));
+            std::min<nanoseconds>(end - (clock_.Now() - load_.warmup), kPollInterval));
       }
-      const nanoseconds now = shared_.Now() - load_.warmup;
+      const nanoseconds now = clock_.Now() - load_.warmup;
       const int64_t due = due_.load(std::memory_order_relaxed);
       TimedInterval interval{.begin = begin,
                              .length = now - begin,
@@ -507,10 +335,10 @@ class Driver {
   }
 
   const Load& load_;
-  Shared shared_;
+  LoadClock clock_;
   Workload& workload_;
   const ShapeChoice choice_;
-  client::Connections& connections_;
+  Wire& wire_;
   const std::atomic<bool>& interrupted_;
 
   std::atomic<nanoseconds> over_at_{};
@@ -531,10 +359,10 @@ class Driver {
 
 }  // namespace
 
-absl::StatusOr<Run> RunLoad(const Load& load, Workload& workload, client::Connections& connections,
+absl::StatusOr<Run> RunLoad(const Load& load, Workload& workload, Wire& wire,
                             absl::FunctionRef<void(const TimedInterval&)> observe,
                             const std::atomic<bool>& stop) {
-  return Driver(load, workload, connections, stop)(observe);
+  return Driver(load, workload, wire, stop)(observe);
 }
 
 }  // namespace rapt::load

@@ -11,10 +11,10 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/connections.h"
 #include "client/load/arrivals.h"
 #include "client/load/recorder.h"
 #include "client/load/requests.h"
+#include "client/load/wire.h"
 #include "client/load/workload.h"
 
 namespace rapt::load {
@@ -76,7 +76,7 @@ struct Run {
 // those of the warm-up, whose `begin` is negative. Ends early, with partial results, when `stop` is
 // set. Returns the errors of Workload::NewSource() and CallSource::Prepare(). What the calls hold
 // at the server is released in any case.
-absl::StatusOr<Run> RunLoad(const Load& load, Workload& workload, client::Connections& connections,
+absl::StatusOr<Run> RunLoad(const Load& load, Workload& workload, Wire& wire,
                             absl::FunctionRef<void(const TimedInterval&)> observe,
                             const std::atomic<bool>& stop);
 

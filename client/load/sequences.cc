@@ -156,7 +156,7 @@ class SequenceData {
 OutgoingCall CallOf(const char* method, const client::RequestMessage& message) {
   return {.method = absl::StrFormat("/rapt.v1.CacheService/%s", method),
           .encoded = std::make_shared<const EncodedCall>(
-              EncodedCall{{ToByteBuffer(message)}, message.size(), nullptr}),
+              EncodedCall{.messages = {ToByteBuffer(message)}, .message_bytes = message.size()}),
           .is_measured = false};
 }
 
@@ -416,12 +416,12 @@ class SequenceWorkload final : public Workload {
   const std::vector<CallShape>& shapes() const override { return shapes_; }
 
   absl::StatusOr<std::unique_ptr<CallSource>> NewSource(
-      const client::Connection& connection) override {
+      const client::Connection* connection) override {
     const bool has_parents = sequences_.options.scenario == CacheScenario::kSharedPrefix;
     if (has_parents && parents_.empty()) {
-      if (absl::Status status = MakeParents(connection); !status.ok()) return status;
+      if (absl::Status status = MakeParents(*connection); !status.ok()) return status;
     }
-    return std::make_unique<SequenceCalls>(sequences_, connection);
+    return std::make_unique<SequenceCalls>(sequences_, *connection);
   }
 
  private:

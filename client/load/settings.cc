@@ -6,6 +6,7 @@
 #include <iterator>
 #include <thread>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -72,13 +73,46 @@ absl::Status CheckNumbers(const LoadFlags& flags) {
   return absl::OkStatus();
 }
 
+// Over HTTP/1.1, a connection carries one call at a time.
+absl::Status CheckHttp(const LoadFlags& flags) {
+  const std::pair<const char*, bool> excluded[] = {{"cache", flags.cache.has_value()},
+                                                   {"stream", flags.stream},
+                                                   {"shared-memory", flags.shared_memory},
+                                                   {"connections", flags.connections.has_value()}};
+  for (const auto& [flag, is_set] : excluded) {
+    if (!is_set) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--protocol http excludes --%s: it sends calls of /v2/models/MODEL/infer, each of the "
+        "--concurrency calls over a connection of its own",
+        flag));
+  }
+  const bool has_plain_name = std::all_of(flags.model.begin(), flags.model.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
+  });
+  if (has_plain_name && !flags.model.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--model is '%s'; with --protocol http it takes letters, digits, '_', '-' and '.'",
+      flags.model));
+}
+
+absl::StatusOr<Protocol> ReadProtocol(const std::string& name) {
+  constexpr std::pair<const char*, Protocol> kProtocols[] = {
+      {"rapt", Protocol::kRapt}, {"oip", Protocol::kOip}, {"http", Protocol::kHttp}};
+  for (const auto& [known, protocol] : kProtocols) {
+    if (name == known) return protocol;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--protocol is '%s'; it takes rapt, oip or http", name));
+}
+
 absl::StatusOr<Interface> ReadInterface(const LoadFlags& flags) {
   Interface interface;
-  if (flags.protocol != "rapt" && flags.protocol != "oip") {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--protocol is '%s'; it takes rapt or oip", flags.protocol));
+  const absl::StatusOr<Protocol> protocol = ReadProtocol(flags.protocol);
+  if (!protocol.ok()) return protocol.status();
+  interface.protocol = *protocol;
+  if (*protocol == Protocol::kHttp) {
+    if (absl::Status status = CheckHttp(flags); !status.ok()) return status;
   }
-  interface.protocol = flags.protocol == "rapt" ? Protocol::kRapt : Protocol::kOip;
   interface.model = flags.model;
   if (flags.shared_memory && flags.stream) {
     return absl::InvalidArgumentError("--shared-memory and --stream are mutually exclusive");
@@ -216,9 +250,10 @@ absl::Status SetLoop(const LoadFlags& flags, const Scenario* scenario, Settings&
   const int64_t default_streams = scenario != nullptr ? scenario->concurrency : is_open ? 64 : 1;
   load.streams = static_cast<int>(flags.concurrency.value_or(default_streams));
   load.group = scenario != nullptr ? scenario->group : 1;
-  // More connections hardly help on loopback, and each one costs server time.
-  settings.options.connections =
-      static_cast<int>(flags.connections.value_or(std::min<int64_t>(load.streams, 4)));
+  // More connections of gRPC hardly help on loopback, and each one costs server time.
+  const bool multiplexes = load.interface.protocol != Protocol::kHttp;
+  settings.options.connections = static_cast<int>(
+      multiplexes ? flags.connections.value_or(std::min<int64_t>(load.streams, 4)) : load.streams);
   if (flags.rate) return SetRate(flags, load);
   if (flags.trace) return SetTrace(flags, settings);
   return absl::OkStatus();
@@ -260,9 +295,11 @@ std::vector<Flag> LoadFlags::Table() {
   std::vector<Flag> table = server.Table();
   std::erase_if(table, [](const Flag& flag) { return flag.name == "timeout"; });  // --deadline
   const Flag ours[] = {
-      {"protocol", "NAME", "rapt, or oip for the Open Inference Protocol (default: rapt)",
+      {"protocol", "NAME",
+       "rapt; oip for the Open Inference Protocol over gRPC; http for the same over HTTP/1.1, with "
+       "binary tensors, at the server's --http_address (default: rapt)",
        &protocol},
-      {"model", "NAME", "model for --protocol oip (default: attention)", &model},
+      {"model", "NAME", "model for --protocol oip and http (default: attention)", &model},
       {"shared-memory", "", "pass tensors in shared memory; needs a server on this machine",
        &shared_memory},
       {"stream", "", "one stream per call; in chunks with --protocol rapt", &stream},
@@ -300,7 +337,9 @@ std::vector<Flag> LoadFlags::Table() {
       {"arrivals", "KIND", "arrivals of --rate: poisson or constant (default: poisson)", &arrivals},
       {"trace", "FILE", "open loop: replay lines of seconds since the start and an optional shape",
        &trace},
-      {"connections", "N", "connections to the server (default: 4, at most --concurrency)",
+      {"connections", "N",
+       "connections to the server (default: 4, at most --concurrency; one for each call in flight "
+       "with --protocol http)",
        &connections},
       {"threads", "N", "threads that receive responses (default: 1)", &threads},
 

@@ -10,7 +10,7 @@ using EncodedCalls = std::vector<std::shared_ptr<const EncodedCall>>;
 class RepeatedCalls final : public CallSource {
  public:
   RepeatedCalls(const Interface& interface, const std::vector<CallData>& calls,
-                EncodedCalls encoded, const client::Connection& connection)
+                EncodedCalls encoded, const client::Connection* connection)
       : interface_(interface),
         calls_(calls),
         encoded_(std::move(encoded)),
@@ -46,7 +46,7 @@ class RepeatedCalls final : public CallSource {
   const Interface& interface_;
   const std::vector<CallData>& calls_;
   const EncodedCalls encoded_;
-  const client::Connection& connection_;
+  const client::Connection* connection_;
   size_t shape_ = 0;
   int64_t last_ok_shape_ = -1;
   std::vector<grpc::ByteBuffer> last_responses_;
@@ -62,7 +62,7 @@ class RepeatedWorkload final : public Workload {
   const std::vector<CallShape>& shapes() const override { return shapes_; }
 
   absl::StatusOr<std::unique_ptr<CallSource>> NewSource(
-      const client::Connection& connection) override {
+      const client::Connection* connection) override {
     // Regions of shared memory belong to one stream; other calls are shared by all.
     if (encoded_.empty() || interface_.transport == Transport::kSharedMemory) {
       absl::StatusOr<EncodedCalls> encoded = EncodeAll(connection);
@@ -73,7 +73,7 @@ class RepeatedWorkload final : public Workload {
   }
 
  private:
-  absl::StatusOr<EncodedCalls> EncodeAll(const client::Connection& connection) const {
+  absl::StatusOr<EncodedCalls> EncodeAll(const client::Connection* connection) const {
     EncodedCalls encoded;
     for (const CallData& data : calls_) {
       absl::StatusOr<EncodedCall> call = Encode(interface_, data, connection);

@@ -49,9 +49,10 @@ class Workload {
 
   // The shapes of measured calls. A weight of 0 excludes a shape from the load's choice.
   virtual const std::vector<CallShape>& shapes() const = 0;
-  // Returns the calls of a stream, which refer to this. Not thread-safe.
+  // Returns the calls of a stream, which refer to this. `connection`: null over HTTP. Not
+  // thread-safe.
   virtual absl::StatusOr<std::unique_ptr<CallSource>> NewSource(
-      const client::Connection& connection) = 0;
+      const client::Connection* connection) = 0;
 };
 
 // The same calls again and again, one of each shape.

@@ -76,8 +76,9 @@ RULES = {
     # The command line uses the client library; `--local` computes in process.
     "client/cli/": ("client/console/", "client/cpp/", ATTENTION, "base/"),
     "client/console/": ("client/cpp/", "base/"),
+    "client/http/": ("client/cpp/", "base/"),
     # The load tester sends messages encoded by the library and checks responses against the definition.
-    "client/load/": ("client/console/", "client/cpp/", "proto/", ATTENTION, "base/"),
+    "client/load/": ("client/console/", "client/cpp/", "client/http/", "proto/", ATTENTION, "base/"),
 }
 
 # The parts that may include these libraries; no other part may.
@@ -89,6 +90,7 @@ KNOWS_WIRE_LIBRARIES = (
     "server/calls/tokens.cc",
     "server/metrics/",
     "client/cpp/",
+    "client/http/",
     "client/load/",
 )
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import csv
+import http.server
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import re
 import shlex
 import signal
 import subprocess
+import threading
 import time
 import urllib.request
 
@@ -46,7 +48,8 @@ def run(address, cwd, *arguments, code=OK):
 def load(tmp_path, server):
     """load(*flags): runs it and returns its JSON report."""
 
-    def run_json(*flags, code=OK, address=server.grpc_address):
+    def run_json(*flags, code=OK, address=None):
+        address = address or (server.http_address if "http" in flags else server.grpc_address)
         return json.loads(run(address, tmp_path, *flags, "--json", "-", code=code).stdout)
 
     return run_json
@@ -87,11 +90,13 @@ def wait_for_a_call(server, before=0):
         ("--protocol", "oip"),
         ("--protocol", "oip", "--stream"),
         ("--protocol", "oip", "--shared-memory"),
+        ("--protocol", "http"),
     ],
     ids=lambda flags: " ".join(flags) or "rapt",
 )
 def test_responses_are_correct_over_every_interface(load, interface):
-    result = load(*TINY, *BRIEF, "-c", 4, "--connections", 2, *interface)
+    connections = () if "http" in interface else ("--connections", 2)
+    result = load(*TINY, *BRIEF, "-c", 4, *connections, *interface)
     assert result["summary"]["ok"] > 0 and result["summary"]["failed"] == 0
     assert result["checked"] == {"responses": 4, "wrong": 0, "examples": []}
     assert sum(count for _, count in result["histograms_ns"]["latency"]) == result["summary"]["ok"]
@@ -106,7 +111,7 @@ def test_streams_of_many_chunks_are_correct(load, shape):
     assert result["checked"]["responses"] == 2 and result["checked"]["wrong"] == 0
 
 
-@pytest.mark.parametrize("protocol", ["rapt", "oip"])
+@pytest.mark.parametrize("protocol", ["rapt", "oip", "http"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
 def test_responses_are_correct_for_all_attributes(load, tmp_path, protocol, dtype):
     shapes = [
@@ -148,6 +153,63 @@ def test_a_wrong_response_is_detected(load):
     wrong_server.stop(None)
     assert result["checked"]["wrong"] == 1
     assert "1x2x16x8 FP32 is wrong: Y[0, 0, 0, 0] is 0" in result["checked"]["examples"][0]
+
+
+class WrongModel(http.server.BaseHTTPRequestHandler):
+    """A server of the Open Inference Protocol whose Y is zero, and which takes no binary data from model `text`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self._respond(b'{"name": "wrong"}')
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        json_bytes = int(self.headers["Inference-Header-Content-Length"])
+        inputs = json.loads(body[:json_bytes])["inputs"]
+        assert sum(i["parameters"]["binary_data_size"] for i in inputs) == len(body) - json_bytes
+        head = b'{"outputs": []}'
+        y = bytes(inputs[0]["parameters"]["binary_data_size"])
+        if "text" in self.path:
+            return self._respond(head)
+        self._respond(head + y, {"Inference-Header-Content-Length": len(head)})
+
+    def _respond(self, body, headers={}):
+        self.send_response(200)
+        for name, value in {"Content-Length": len(body), **headers}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("model, example", [("zero", "1x2x16x8 FP32 is wrong"), ("text", "it has no binary data")])
+def test_a_wrong_response_over_http_is_detected(load, model, example):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), WrongModel) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        flags = ("--protocol", "http", "--model", model, "-c", 2)
+        address = f"127.0.0.1:{server.server_port}"
+        result = load(*TINY, *BRIEF, *flags, address=address, code=FAILED)
+        server.shutdown()
+        thread.join()
+    assert result["server"]["name"] == "wrong" and result["summary"]["failed"] == 0
+    assert result["checked"]["responses"] == result["checked"]["wrong"] == 2
+    assert example in result["checked"]["examples"][0]
+
+
+def test_calls_to_a_server_that_has_gone_fail(tmp_path):
+    with RaptServer() as server:
+        flags = ("--protocol", "http", "--address", server.http_address, *TINY, "-c", "4", "-d", "600", "--warmup", "0")
+        running = subprocess.Popen([RAPT_LOAD, *flags, "--json", "-"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        wait_for_a_call(server)
+    time.sleep(0.2)  # calls without a server
+    running.send_signal(signal.SIGINT)
+    result = json.loads(running.communicate(timeout=120)[0])
+    assert result["summary"]["ok"] > 0
+    assert {failure["code"] for failure in result["failures"]} == {"UNAVAILABLE"}
 
 
 # --- Schedules ------------------------------------------------------------------------------------
@@ -236,8 +298,9 @@ def test_a_missed_objective_is_an_exit_code(load):
 # --- Failures -------------------------------------------------------------------------------------
 
 
-def test_failures_are_counted_separately_by_code(load):
-    result = load(*TINY, *BRIEF, "--protocol", "oip", "--model", "other", code=FAILED)
+@pytest.mark.parametrize("protocol", ["oip", "http"])
+def test_failures_are_counted_separately_by_code(load, protocol):
+    result = load(*TINY, *BRIEF, "--protocol", protocol, "--model", "other", code=FAILED)
     (failure,) = result["failures"]
     assert failure["code"] == "NOT_FOUND" and "other" in failure["example"]
     assert failure["count"] == result["summary"]["failed"] > 0
@@ -252,8 +315,9 @@ def test_errors_within_a_stream_are_failures(load):
     assert result["summary"]["ok"] == 0 and "other" in result["failures"][0]["example"]
 
 
-def test_calls_have_the_deadline(load):
-    result = load("--shape", "1x8x2048x64", *BRIEF, "--deadline", 0.5, code=FAILED)
+@pytest.mark.parametrize("protocol", ["rapt", "http"])
+def test_calls_have_the_deadline(load, protocol):
+    result = load("--shape", "1x8x2048x64", *BRIEF, "--deadline", 0.5, "--protocol", protocol, code=FAILED)
     counts = {failure["code"]: failure["count"] for failure in result["failures"]}
     assert set(counts) == {"DEADLINE_EXCEEDED"}
 
@@ -338,7 +402,13 @@ def test_an_interrupt_closes_the_caches(server, tmp_path, kind):
         (("--rate", "fast"), "--rate is 'fast'"),
         (("--rate", "5", "--trace", "t"), "--rate and --trace are mutually exclusive"),
         (("--rate", "5", "--arrivals", "x"), "--arrivals is 'x'"),
-        (("--protocol", "http"), "--protocol is 'http'"),
+        (("--protocol", "rest"), "--protocol is 'rest'"),
+        (("--protocol", "http", "--stream"), "--protocol http excludes --stream"),
+        (("--protocol", "http", "--shared-memory"), "--protocol http excludes --shared-memory"),
+        (("--protocol", "http", "--connections", "2"), "--protocol http excludes --connections"),
+        (("--protocol", "http", "--cache", "decode"), "--protocol http excludes --cache"),
+        (("--protocol", "http", "--model", "a b"), "--model is 'a b'"),
+        (("--protocol", "http", "--address", "unix:/x"), "over HTTP it must be HOST:PORT"),
         (("--stream", "--mask", "bool"), "supports no masks"),
         (("--shared-memory", "--address", "example.com:1"), "on this machine"),
         (("--scenario", "x"), "--scenario is 'x'"),
@@ -362,8 +432,11 @@ def test_wrong_flags_are_named(tmp_path, flags, message):
     assert ran.stderr.startswith("rapt-load: ") and message in ran.stderr
 
 
-def test_no_server_is_an_exit_code(tmp_path):
+def test_no_server_is_an_exit_code(server, tmp_path):
     assert "127.0.0.1:1" in run("127.0.0.1:1", tmp_path, code=UNREACHABLE).stderr
+    for address in ("127.0.0.1:1", server.grpc_address):
+        ran = run(address, tmp_path, "--protocol", "http", code=UNREACHABLE)
+        assert "by default 127.0.0.1:8000" in ran.stderr
 
 
 # --- User interface -------------------------------------------------------------------------------

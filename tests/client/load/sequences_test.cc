@@ -150,7 +150,7 @@ class SequencesTest : public ::testing::Test {
                                   {{.batch = batch, .queries = prompt, .keys = prompt}});
     ASSERT_TRUE(workload.ok()) << workload.status();
     workload_ = *std::move(workload);
-    auto source = workload_->NewSource(connections_.at(0));
+    auto source = workload_->NewSource(&connections_.at(0));
     ASSERT_TRUE(source.ok()) << source.status();
     source_ = *std::move(source);
   }
