@@ -6,8 +6,10 @@
     x = np.random.default_rng(0).standard_normal((1, 8, 128, 64), np.float32)  # [B, H, S, D]
     y = rapt.attention(x, x, x, causal=True)
 
-docs/python.md is the guide.
+rapt.Client and rapt.AsyncClient call a server. docs/python.md is the guide.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from . import capi as _capi
 from ._attention import AttendResult, Options, attend, attend_backward, attention, merge
@@ -15,17 +17,47 @@ from ._operators import LinearResult, LshResult, linear_attention, lsh_attention
 from ._plot import Figure, plot
 from ._run import get_num_threads, set_num_threads
 
+if TYPE_CHECKING:
+    from . import errors
+    from ._async_client import AsyncCache, AsyncClient
+    from ._caches import Cache, CacheItem, StepResult
+    from ._client import Client
+    from ._http import Retry
+    from ._reports import LayerShape
+
 __version__ = _capi.version()
 
+# Modules of the clients, which take most of the time of an import, by what they define.
+_LATER = {
+    "AsyncCache": "_async_client",
+    "AsyncClient": "_async_client",
+    "Cache": "_caches",
+    "CacheItem": "_caches",
+    "Client": "_client",
+    "LayerShape": "_reports",
+    "Retry": "_http",
+    "StepResult": "_caches",
+    "errors": "errors",
+}
+
 __all__ = [
+    "AsyncCache",
+    "AsyncClient",
     "AttendResult",
+    "Cache",
+    "CacheItem",
+    "Client",
     "Figure",
+    "LayerShape",
     "LinearResult",
     "LshResult",
     "Options",
+    "Retry",
+    "StepResult",
     "attend",
     "attend_backward",
     "attention",
+    "errors",
     "get_num_threads",
     "linear_attention",
     "lsh_attention",
@@ -33,3 +65,17 @@ __all__ = [
     "plot",
     "set_num_threads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'rapt' has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(f".{_LATER[name]}", __name__)
+    found = globals()[name] = module if name == "errors" else getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LATER])

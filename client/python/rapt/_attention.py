@@ -141,7 +141,7 @@ _SIZES = {
     "D": "head_size",
     "Dv": "value_head_size",
 }
-_TENSORS = frozenset(_SLOTS) - {"q", "k", "v", "dy", "y", "lse", "dlse"}
+TENSORS = frozenset(_SLOTS) - {"q", "k", "v", "dy", "y", "lse", "dlse"}
 _BROADCASTS = ("mask", "attention_bias")  # these have rank 1 to 4
 _OF_LAYOUT = ("q", "k", "v", "relative_query", "dy", "y", "out")
 
@@ -310,14 +310,14 @@ def choice(name: str, value: Any, choices: dict[str, int]) -> int:
     raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
 
 
-def _pair(name: str, value: Any, parts: str) -> tuple[Any, Any]:
+def pair(name: str, value: Any, parts: str) -> tuple[Any, Any]:
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(f"{name} is {value!r}; it must be ({parts})")
     return value
 
 
 def _set_window(problem: capi.Problem, value: Any) -> None:
-    for side, keys in zip(("left", "right"), _pair("window", value, "left, right")):
+    for side, keys in zip(("left", "right"), pair("window", value, "left, right")):
         if keys is None:
             continue
         setattr(problem, f"has_{side}_window", 1)
@@ -325,7 +325,7 @@ def _set_window(problem: capi.Problem, value: Any) -> None:
 
 
 def _set_dropout(problem: capi.Problem, value: Any) -> None:
-    probability, seed = _pair("dropout", value, "probability, seed")
+    probability, seed = pair("dropout", value, "probability, seed")
     problem.dropout_probability = real("dropout's probability", probability)
     problem.dropout_seed = integer("dropout's seed", seed, 0, 2**64 - 1)
 
@@ -385,7 +385,7 @@ def _ceiling(name: str, length: int, block: Any) -> int:
     return -(-length // integer(name, block, 1))
 
 
-def _fill(layouts: dict[str, Layout], options: dict[str, Any]) -> _Filling:
+def fill(layouts: dict[str, Layout], options: dict[str, Any]) -> _Filling:
     filling = _Filling(options)
     for name, value in options.items():
         _SETTERS[name](filling.problem, value)
@@ -432,7 +432,7 @@ def _prepare_forward(
     wanted: tuple[str, ...],
     given: dict[str, Layout],
 ) -> _run.Prepared:
-    filling = _fill(layouts, options)
+    filling = fill(layouts, options)
     filling.problem.wants_lse = "lse" in wanted
     filling.problem.wants_present = "present_key" in wanted
     outputs = [filling.add_output(name, given.get("out") if name == "y" else None) for name in wanted]
@@ -446,7 +446,7 @@ def _prepare_backward(
     wanted: tuple[str, ...],
     given: dict[str, Layout],
 ) -> _run.Prepared:
-    filling = _fill(layouts, options)
+    filling = fill(layouts, options)
     outputs = [filling.add_gradient(name, _GRADIENTS[name], layouts[_GRADIENTS[name]]) for name in wanted]
     return _prepared(context, filling, layouts, outputs)
 
@@ -475,12 +475,12 @@ def lengths(name: str, value: Any) -> Any:
     return value
 
 
-_SCALARS = frozenset(_SETTERS) - {"scores"}
+SCALARS = frozenset(_SETTERS) - {"scores"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _shows_options(function: F) -> F:
+def shows_options(function: F) -> F:
     """Lists Options in the function's signature, which help() and notebooks show."""
     signature = inspect.signature(function)
     named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -492,7 +492,7 @@ def _shows_options(function: F) -> F:
     return function
 
 
-@_shows_options
+@shows_options
 def attention(q: A, k: Array, v: Array | None = None, *, out: A | None = None, **options: Unpack[Options]) -> A:
     """Exact attention, softmax(scale * q k^T + mask) v, as the ONNX operator Attention defines it.
 
@@ -507,7 +507,7 @@ def attention(q: A, k: Array, v: Array | None = None, *, out: A | None = None, *
     inputs: dict[str, Any] = {"q": q, "k": k}
     if v is not None:
         inputs["v"] = v
-    scalars = split(inputs, options, _TENSORS, _SCALARS) if options else {}
+    scalars = split(inputs, options, TENSORS, SCALARS) if options else {}
     given = None if out is None else {"out": out}
     results, _ = _run.run(_prepare_forward, inputs, scalars, ("y",), given)
     y: A = results["y" if out is None else "out"]
@@ -530,7 +530,7 @@ class AttendResult(Generic[A]):
         return _plot.summary(outputs, self.plan)
 
 
-@_shows_options
+@shows_options
 def attend(
     q: A,
     k: Array,
@@ -546,7 +546,7 @@ def attend(
     inputs: dict[str, Any] = {"q": q, "k": k}
     if v is not None:
         inputs["v"] = v
-    scalars = split(inputs, options, _TENSORS, _SCALARS)
+    scalars = split(inputs, options, TENSORS, SCALARS)
     wanted = ["y"]
     if scores is not None:
         scalars["scores"] = scores
@@ -559,7 +559,7 @@ def attend(
     return AttendResult(**results, plan=plan.description)
 
 
-@_shows_options
+@shows_options
 def attend_backward(
     q: A,
     k: Array,
@@ -581,7 +581,7 @@ def attend_backward(
         raise ValueError("y and lse belong together: both or neither")
     inputs: dict[str, Any] = {"q": q, "k": k, "dy": dy}
     inputs |= {name: x for name, x in {"v": v, "y": y, "lse": lse, "dlse": dlse}.items() if x is not None}
-    scalars = split(inputs, options, _TENSORS, _SCALARS)
+    scalars = split(inputs, options, TENSORS, SCALARS)
     if gradients is None:
         gradients = ("dq", "dk", "dv") if v is not None else ("dq", "dk")
     for name in gradients:

@@ -1,0 +1,123 @@
+"""The client for asyncio: the same calls in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+
+from ._caches import Cache
+from ._client import Client, ClientOptions
+from ._http import Stop, current_stop
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Threads:
+    """Runs calls in threads."""
+
+    def __init__(self, most: int) -> None:
+        self._executor = ThreadPoolExecutor(most, thread_name_prefix="rapt-client")
+
+    async def run(self, function: Callable[..., R], *arguments: Any, **options: Any) -> R:
+        stop = Stop()
+        context = contextvars.copy_context()
+        context.run(current_stop.set, stop)
+        call = functools.partial(context.run, function, *arguments, **options)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except asyncio.CancelledError:
+            stop.request()
+            raise
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class _Asynchronous:
+    """What has the methods of another object as coroutines."""
+
+    def __init__(self, object: Any, threads: _Threads) -> None:
+        self._object, self._threads = object, threads
+
+
+def _in_thread(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    @functools.wraps(method)
+    async def call(self: _Asynchronous, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return await self._threads.run(method, self._object, *arguments, **options)
+
+    return call
+
+
+def _makes_cache(
+    method: Callable[Concatenate[Any, P], Cache],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, AsyncCache]]:
+    @functools.wraps(method)
+    async def call(self: _Asynchronous, /, *arguments: P.args, **options: P.kwargs) -> AsyncCache:
+        return AsyncCache(await self._threads.run(method, self._object, *arguments, **options), self._threads)
+
+    return call
+
+
+class AsyncCache(_Asynchronous):
+    """rapt.Cache with coroutines; `handle` is that cache."""
+
+    def __init__(self, handle: Cache, threads: _Threads) -> None:
+        super().__init__(handle, threads)
+        self.handle = handle
+
+    append = _in_thread(Cache.append)
+    append_layers = _in_thread(Cache.append_layers)
+    attend = _in_thread(Cache.attend)
+    diagnose = _in_thread(Cache.diagnose)
+    fork = _makes_cache(Cache.fork)
+    truncate = _in_thread(Cache.truncate)
+    renew = _in_thread(Cache.renew)
+    info = _in_thread(Cache.info)
+    close = _in_thread(Cache.close)
+
+    async def __aenter__(self) -> AsyncCache:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._threads.run(self.handle.__exit__, kind, error, trace)
+
+
+class AsyncClient(_Asynchronous):
+    """rapt.Client with coroutines, and its arguments. Calls run in at most `threads` threads, and others wait. Cancelling a
+    call closes its connection, which stops the server's work; a cancelled step of a cache may have been applied, or
+    not."""
+
+    def __init__(self, url: str, *, threads: int = 32, **options: Unpack[ClientOptions]) -> None:
+        super().__init__(Client(url, **options), _Threads(threads))
+
+    attend = _in_thread(Client.attend)
+    diagnose = _in_thread(Client.diagnose)
+    estimate_memory = _in_thread(Client.estimate_memory)
+    info = _in_thread(Client.info)
+    ready = _in_thread(Client.ready)
+    create_cache = _makes_cache(Client.create_cache)
+    list_caches = _in_thread(Client.list_caches)
+    attend_caches = _in_thread(Client.attend_caches)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; calls that run go on. Caches that were not closed expire."""
+        self._object.close()
+        self._threads.close()

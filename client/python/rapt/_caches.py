@@ -1,0 +1,471 @@
+"""Keys and values that stay with the server, docs/kv-cache.md."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, TypedDict, Unpack
+
+from . import _arrays, _messages
+from ._arrays import A, Array
+from ._attention import Number, check, choice, integer, pair, real, text
+from ._reports import ENUMERATORS, CacheInfo, Diagnosis, Float, LayerShape, Storage, to_json
+from ._server import CODES, DTYPES, Sent, Server, dtype_name, received
+from .errors import CallError, InternalError, NotFound
+
+
+class StepOptions(TypedDict, total=False):
+    """The options of a step of a cache."""
+
+    scale: Number | None  # None: 1 / sqrt(D)
+    softcap: Number
+    window: tuple[int | None, int | None] | None  # (left, right); None: unbounded
+    head_sink: Array | None  # [Hq]
+    lse: bool
+    output: Float | None  # the type of y; None: the cache's
+    share_prefix: bool  # False: bits do not depend on the other caches of the call
+
+
+@dataclass(frozen=True)
+class Appended:
+    length: int = 0  # of the layer at the server, after the call
+    applied_before: bool = False  # the tokens were there already
+
+
+@dataclass(frozen=True)
+class StepResult(Generic[A]):
+    """What a step of caches returns."""
+
+    y: A | None  # [rows, Hq, Dv]; None without queries
+    lse: A | None  # [rows, Hq], natural logarithm
+    items: list[Appended]  # one for each cache
+    plan: str  # "cpu/avx512 q24 k64 s1 32 items"
+
+
+@dataclass(frozen=True)
+class CacheItem:
+    """A cache's part of a batch: its rows of q and new tokens of k and v, after those of the items before."""
+
+    cache: Cache
+    rows: int = 0
+    new_tokens: int = 0
+    position: int | None = None  # of the first row; None: the last row sees the last token
+
+
+class Lease:
+    """When a cache was last renewed. The times are of time.monotonic()."""
+
+    def __init__(self, cache: str, seconds: float, counted_from: float) -> None:
+        self.cache, self.seconds, self.renewed = cache, seconds, counted_from
+        self.not_before = 0.0
+
+
+class Renewals:
+    """One thread for the leases of a client, from the first cache on until the last handle is gone. Renews a lease a third of
+    its length after the last call that renewed it. Thread-safe."""
+
+    _MOST_IDS = 1024
+
+    def __init__(self, renew: Callable[[list[str], float], set[str]]) -> None:
+        """`renew` takes ids and a timeout and returns the ids that the server does not have. Raises CallError."""
+        self._renew = renew
+        self._changed = threading.Condition()
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self._is_running = False
+
+    def add(self, lease: Lease) -> None:
+        with self._changed:
+            self._leases.add(lease)
+            self._changed.notify()
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="rapt-renewals", daemon=True).start()
+
+    def remove(self, lease: Lease) -> None:
+        with self._changed:
+            self._leases.discard(lease)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._leases.clear()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            due = self._wait_for_due()
+            if not due:
+                return
+            start = time.monotonic()
+            timeout = min(lease.seconds for lease in due) / 3
+            try:
+                gone = self._renew([lease.cache for lease in due], timeout)
+            except (CallError, ValueError):  # ValueError: the client was closed
+                for lease in due:
+                    lease.not_before = time.monotonic() + lease.seconds / 6
+                continue
+            for lease in due:
+                lease.renewed = max(lease.renewed, start)
+                if lease.cache in gone:
+                    lease.not_before = math.inf  # the next call tells its caller why
+
+    def _wait_for_due(self) -> list[Lease]:
+        """Empty if there are no leases any more."""
+        with self._changed:
+            while self._leases:
+                now = time.monotonic()
+                times = {lease: max(lease.renewed + lease.seconds / 3, lease.not_before) for lease in self._leases}
+                if min(times.values()) <= now:
+                    # Those that are due soon come along, so that many caches need few calls.
+                    due = [lease for lease, at in times.items() if at <= now + lease.seconds / 12]
+                    return sorted(due, key=lambda lease: times[lease])[: self._MOST_IDS]
+                wait = min(min(times.values()) - now, 60)
+                del times  # it holds the leases of handles that are gone
+                self._changed.wait(wait)
+            self._is_running = False
+            return []
+
+
+class Cache:
+    """A handle of keys and values that stay with the server; Client.create_cache() makes it. Tokens of a layer are counted
+    from 0, keys come after rotary embedding, and attention is causal.
+
+    While the handle lives, its client renews the lease in the background. As a context manager it closes the cache at the
+    end; a handle that is dropped without close() lets the cache expire.
+
+    The handle knows how many tokens each layer has and says so with every call, so that the server never applies a call
+    twice, and calls are retried as Retry says. After an error that leaves open whether tokens were appended
+    (TimeoutError, ConnectionError), make the same call again: the answer is the same whether they were or not.
+
+    Thread-safe, but only one call at a time may append to a layer, or truncate."""
+
+    def __init__(self, caches: Caches, info: CacheInfo, counted_from: float, is_owned: bool) -> None:
+        self._caches, self._is_owned = caches, is_owned
+        self._lease = Lease(info.id, info.lease_ms / 1e3, counted_from)
+        self._lock = threading.Lock()
+        self._lengths, self._generation = list(info.lengths), info.generation
+        self._is_closed = False
+        self.id, self.shapes, self.dtype = info.id, info.shapes, info.dtype
+        if is_owned:
+            caches.renewals.add(self._lease)
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Waits at most a second; a cache that could not be closed expires."""
+        if self._is_closed or not self._is_owned:
+            return
+        try:
+            self.close(timeout=1)
+        except CallError:
+            pass
+
+    def __repr__(self) -> str:
+        return f"<rapt.Cache {self.id}, lengths {self.lengths}>"
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each layer that this handle knows of."""
+        with self._lock:
+            return list(self._lengths)
+
+    @property
+    def generation(self) -> int:
+        with self._lock:
+            return self._generation
+
+    def append(self, layer: int, k: Array, v: Array, *, timeout: float | None = None) -> Appended:
+        """Appends tokens to a layer: k [n, Hkv, D], v [n, Hkv, Dv]."""
+        return self.append_layers({layer: (k, v)}, timeout=timeout)[0]
+
+    def append_layers(
+        self, tokens: Mapping[int, tuple[Array, Array]], *, timeout: float | None = None
+    ) -> list[Appended]:
+        """Appends to several layers, {layer: (k, v)}: to all, or to none."""
+        start = time.monotonic()
+        parts, ends = [], {}
+        for layer, (k, v) in tokens.items():
+            known = self._known(layer)
+            ends[layer] = known["at"] + _rows("k", k)
+            parts.append(known | {"layer": layer, "k": Sent.of("k", k).message(), "v": Sent.of("v", v).message()})
+        results = self._caches.server.compute(
+            "/rapt/v1/caches/append",
+            _messages.APPEND_REQUEST,
+            {"parts": parts},
+            _messages.APPEND_RESPONSE,
+            lambda response: _appended(response["results"], len(parts)),
+            timeout,
+        )
+        for layer, end in ends.items():
+            self._appended(layer, end, start)
+        return results
+
+    def attend(
+        self,
+        layer: int,
+        q: A | None = None,
+        k: Array | None = None,
+        v: Array | None = None,
+        *,
+        position: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[StepOptions],
+    ) -> StepResult[A]:
+        """Appends n tokens, k [n, Hkv, D] and v [n, Hkv, Dv], then attends with R rows, q [R, Hq, D]. The last row sees the
+        last token, unless `position` is that of the first row. Either q, or k and v, may be absent."""
+        item = CacheItem(self, 0 if q is None else _rows("q", q), 0 if k is None else _rows("k", k), position)
+        return self._caches.attend(layer, [item], q, k, v, timeout, options)
+
+    def diagnose(
+        self,
+        layer: int,
+        q: Array,
+        *,
+        position: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[StepOptions],
+    ) -> Diagnosis:
+        """Explains an attend() whose result looks wrong, over the tokens that this handle knows of. Appends nothing, and
+        does not renew the lease. ValueError, reason "evicted", if the layer has evicted tokens."""
+        request = self._caches.step(layer, [CacheItem(self, _rows("q", q), 0, position)], q, None, None, options)
+        path, schema = "/rapt/v1/caches/diagnose", _messages.ATTEND_CACHED_REQUEST
+        return self._caches.server.diagnose(Diagnosis, path, schema, request, timeout)
+
+    def fork(
+        self,
+        length: int | None = None,
+        *,
+        name: str = "",
+        reserve_tokens: int = 0,
+        lease: float | None = None,
+        timeout: float | None = None,
+    ) -> Cache:
+        """A cache of the first tokens of every layer, which shares their pages. `length` None: that of the shortest layer.
+        `name` is as of create_cache(); `lease` in seconds, None: as this cache."""
+        self._check_open()
+        request: dict[str, Any] = {"cache": self.id, "generation": self.generation, "reserveTokens": reserve_tokens}
+        if length is not None:
+            request["length"] = length
+        return self._caches.make("/rapt/v1/caches/fork", request, name, lease, timeout)
+
+    def truncate(self, length: int, *, timeout: float | None = None) -> None:
+        """Every layer keeps its first `length` tokens. Calls sent before, and late, then fail."""
+        self._check_open()
+        request = {"cache": self.id, "length": length, "generation": self.generation}
+        self._take(self._caches.server.ask(CacheInfo, "POST", "/rapt/v1/caches/truncate", request, timeout))
+
+    def renew(self, *, timeout: float | None = None) -> CacheInfo:
+        """Renews the lease now."""
+        self._check_open()
+        start = time.monotonic()
+        info = self._caches.one("renew", self.id, timeout)
+        self._lease.renewed = start
+        return info
+
+    def info(self, *, timeout: float | None = None) -> CacheInfo:
+        """What the server has; the handle takes over its lengths and generation. Does not renew the lease. No other call of
+        the cache may run."""
+        self._check_open()
+        info = self._caches.one("get", self.id, timeout)
+        self._take(info)
+        return info
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Ends the cache. The handle is then unusable, also after an error."""
+        self._check_open()
+        self.release()
+        try:
+            self._caches.one("close", self.id, timeout)
+        except NotFound as error:
+            if error.reason != "closed":  # it may have been this call that closed it, and whose answer was lost
+                raise
+
+    def release(self) -> str:
+        """Gives the cache up without closing it, and returns its id. Nothing renews it any more."""
+        self._is_closed = True
+        self._caches.renewals.remove(self._lease)
+        return self.id
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("the cache was closed or released")
+
+    def _known(self, layer: int) -> dict[str, Any]:
+        """The fields of a call on a layer by which the server knows a repeated one."""
+        self._check_open()
+        with self._lock:
+            if not 0 <= integer("layer", layer) < len(self._lengths):
+                raise ValueError(f"layer is {layer}; the cache has {len(self._lengths)} layers")
+            return {"cache": self.id, "at": self._lengths[layer], "generation": self._generation}
+
+    def _appended(self, layer: int, length: int, start: float) -> None:
+        """A call that began at `start` has left the layer with `length` tokens."""
+        with self._lock:
+            self._lengths[layer] = length
+        self._lease.renewed = start
+
+    def _take(self, info: CacheInfo) -> None:
+        with self._lock:
+            self._lengths, self._generation = list(info.lengths), info.generation
+
+
+def _rows(name: str, x: Any) -> int:
+    shape = _arrays.kind_of(name, x).read(name, x)[1].shape
+    check(len(shape) == 3, f"{name} has shape {text(shape)}; it must be [rows, heads, head size]")
+    return int(shape[0])
+
+
+def _appended(results: Sequence[Mapping[str, Any]], count: int) -> list[Appended]:
+    if len(results) != count:
+        raise ValueError(f"{len(results)} results of {count} items")
+    return [Appended(one.get("length", 0), bool(one.get("applied_before"))) for one in results]
+
+
+def _drawn_name() -> str:
+    """That no other cache has, so that the server knows a call that is repeated."""
+    return f"drawn-{secrets.token_hex(16)}"
+
+
+@dataclass(frozen=True)
+class _Missing:
+    cache: str = ""
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Caches of cache.proto."""
+
+    caches: list[CacheInfo] = field(default_factory=list)
+    missing: list[_Missing] = field(default_factory=list)
+    next_page_token: str = ""
+
+
+class Caches:
+    """The caches of a server. Thread-safe."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.renewals = Renewals(self._renew)
+
+    def _renew(self, ids: list[str], timeout: float) -> set[str]:
+        try:
+            page = self.server.ask(_Page, "POST", "/rapt/v1/caches/renew", {"caches": ids}, timeout)
+        except NotFound:
+            return set(ids)
+        return {missing.cache for missing in page.missing}
+
+    def create(
+        self,
+        shapes: Sequence[LayerShape] | LayerShape,
+        dtype: Float,
+        name: str,
+        storage: Storage,
+        reserve_tokens: int,
+        lease: float | None,
+        first_position: int,
+        timeout: float | None,
+    ) -> Cache:
+        choice("storage", storage, {"plain": 0, "int8": 1})
+        request = {
+            "shapes": [to_json(shape) for shape in ([shapes] if isinstance(shapes, LayerShape) else shapes)],
+            "dtype": dtype_name("dtype", dtype),
+            "storage": ENUMERATORS[storage],
+            "reserveTokens": reserve_tokens,
+            "firstPosition": first_position,
+        }
+        return self.make("/rapt/v1/caches", request, name, lease, timeout)
+
+    def make(self, path: str, request: dict[str, Any], name: str, lease: float | None, timeout: float | None) -> Cache:
+        request = request | {"name": name or _drawn_name()}
+        if lease is not None:
+            request["leaseMs"] = max(round(real("lease", lease) * 1e3), 1)
+        start = time.monotonic()
+        info = self.server.ask(CacheInfo, "POST", path, request, timeout)
+        # A cache that existed keeps its lease, which may end sooner than a new one.
+        return Cache(self, info, start + min(info.expires_in_ms - info.lease_ms, 0) / 1e3, is_owned=True)
+
+    def open(self, info: CacheInfo) -> Cache:
+        return Cache(self, info, time.monotonic(), is_owned=False)
+
+    def one(self, method: str, cache: str, timeout: float | None) -> CacheInfo:
+        page = self.server.ask(_Page, "POST", f"/rapt/v1/caches/{method}", {"caches": [cache]}, timeout)
+        if len(page.caches) != 1:
+            raise InternalError(f"not an answer of rapt-server: {len(page.caches)} caches in place of 1")
+        return page.caches[0]
+
+    def list(self, name_prefix: str, timeout: float | None) -> list[CacheInfo]:
+        found: list[CacheInfo] = []
+        request = {"namePrefix": name_prefix}
+        while True:
+            page = self.server.ask(_Page, "GET", "/rapt/v1/caches", request, timeout)
+            found += page.caches
+            if not page.next_page_token:
+                return found
+            request["pageToken"] = page.next_page_token
+
+    def attend(
+        self,
+        layer: int,
+        items: Sequence[CacheItem],
+        q: A | None,
+        k: Array | None,
+        v: Array | None,
+        timeout: float | None,
+        options: StepOptions,
+    ) -> StepResult[A]:
+        start = time.monotonic()
+        request = self.step(layer, items, q, k, v, options)
+
+        def read(response: dict[str, Any]) -> StepResult[A]:
+            return StepResult(
+                None if q is None else received("y", response.get("y"), q),
+                None if q is None or "lse" not in response else received("lse", response["lse"], q),
+                _appended(response["items"], len(items)),
+                response.get("plan", ""),
+            )
+
+        path = "/rapt/v1/caches/attend"
+        schemas = _messages.ATTEND_CACHED_REQUEST, _messages.ATTEND_CACHED_RESPONSE
+        result = self.server.compute(path, schemas[0], request, schemas[1], read, timeout)
+        for item, known in zip(items, request["items"]):
+            item.cache._appended(layer, known["at"] + item.new_tokens, start)
+        return result
+
+    def step(
+        self,
+        layer: int,
+        items: Sequence[CacheItem],
+        q: Array | None,
+        k: Array | None,
+        v: Array | None,
+        options: StepOptions,
+    ) -> dict[str, Any]:
+        """The fields of AttendCachedRequest."""
+        unknown = set(options) - set(StepOptions.__annotations__)
+        if unknown:
+            raise TypeError(f"there is no option {min(unknown)}; the options are {', '.join(StepOptions.__annotations__)}")
+        known = []
+        for n, item in enumerate(items):
+            check(item.cache._caches is self, f"items[{n}] is a cache of another client; all must be of this one")
+            rows = {"rows": item.rows, "new_tokens": item.new_tokens, "position": item.position}
+            known.append(item.cache._known(layer) | rows)
+        left, right = pair("window", options.get("window") or (None, None), "left, right")
+        output, scale = options.get("output"), options.get("scale")
+        tensors = {"q": q, "k": k, "v": v, "head_sink": options.get("head_sink")}
+        return {
+            "layer": layer,
+            "items": known,
+            "scale": None if scale is None else real("scale", scale),
+            "softcap": real("softcap", options.get("softcap", 0)),
+            "window": None if left is None and right is None else {"left": left, "right": right},
+            "want_lse": bool(options.get("lse")),
+            "output": None if output is None else CODES[choice("output", output, DTYPES)],
+            "share_prefix": 0 if options.get("share_prefix", True) else 1,
+        } | {name: Sent.of(name, x).message() for name, x in tensors.items() if x is not None}

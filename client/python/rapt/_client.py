@@ -1,0 +1,248 @@
+"""A client of rapt-server over HTTP, by the standard library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, TypedDict, Unpack
+
+from . import _messages
+from ._arrays import A, Array
+from ._attention import SCALARS, TENSORS, AttendResult, Options, Scores, fill, shows_options, split
+from ._caches import Cache, CacheItem, Caches, StepOptions, StepResult
+from ._http import Calls, Endpoint, Retry
+from ._reports import CacheInfo, Diagnosis, Float, LayerShape, MemoryEstimates, ServerInfo, Storage, camel
+from ._server import Sent, Server, dtype_name, received
+from .errors import Unavailable
+
+Path = str | os.PathLike[str]
+
+# Fields of rapt_problem that are fields of Attention; the optional ones have a has_ beside them.
+_PLAIN = (
+    "softcap causal alignment softmax_in_fp64 alibi is_bidirectional interleaved rotary_embedding_dim score_function"
+    " normalizer prefix_keys"
+).split()
+_OPTIONAL = "scale max_distance rope_theta rotary_keys alpha".split()
+
+
+def _attend_request(
+    q: Any, k: Any, v: Any, options: Options, scores: Scores | None = None, lse: bool = False, present: bool = False
+) -> dict[str, Any]:
+    """Checks a call as rapt.attend does, and returns the fields of its AttendRequest."""
+    inputs: dict[str, Any] = {"q": q, "k": k}
+    if v is not None:
+        inputs["v"] = v
+    scalars = split(inputs, options, TENSORS, SCALARS)
+    if scores is not None:
+        scalars["scores"] = scores
+    tensors = {name: Sent.of(name, x) for name, x in inputs.items()}
+    problem = fill({name: x.layout for name, x in tensors.items()}, scalars).problem
+    attention = {name: getattr(problem, name) for name in _PLAIN}
+    attention |= {name: getattr(problem, name) for name in _OPTIONAL if getattr(problem, f"has_{name}")}
+    attention |= {name: scalars.get(name) for name in ("block_q", "block_k", "v_head_size")}
+    attention["layout"] = {"BHSD": 1, "BSHD": 2}[scalars.get("layout", "BHSD")]
+    sides = {side: getattr(problem, f"{side}_window") for side in ("left", "right") if getattr(problem, f"has_{side}_window")}
+    attention["window"] = sides or None
+    if "dropout" in scalars:
+        attention["dropout"] = {"probability": problem.dropout_probability, "seed": problem.dropout_seed}
+    request: dict[str, Any] = {"attention": attention, "score_output": problem.score_output}
+    request |= {"want_lse": lse, "want_present": present}
+    for name, x in tensors.items():
+        request["alpha" if name == "head_alpha" else name] = x.data.tolist() if name == "key_lengths" else x.message()
+    return request
+
+
+class ClientOptions(TypedDict, total=False):
+    """The options of Client, for AsyncClient."""
+
+    token: str | None
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    server_name: str
+    timeout: float
+    retries: Retry
+    max_message_bytes: int
+
+
+class Client:
+    """Calls a rapt-server at `url`, "http://127.0.0.1:8000" or "https://HOST:PORT".
+
+    `ca`, `cert` and `key` name PEM files: trusted authorities (None: the system's), and the certificate of the client.
+    `server_name` is the name in the server's certificate, if it is not the host. `token` needs https. `timeout`, in
+    seconds, is that of calls without one; it covers retries, and the server gets what is left of it as its deadline.
+    Requests and answers of more than `max_message_bytes` are refused.
+
+    Arrays are those of rapt.attend(); one whose elements are not row-major is copied. Results are of q's library.
+    Errors are those of rapt.errors, which are ValueError, TimeoutError, PermissionError, MemoryError, ConnectionError and
+    so on as well; TypeError and RuntimeError are those of rapt.attend().
+
+    Thread-safe. Calls at the same time have a connection each; connections stay open for later calls. Unusable in a
+    child made by fork. No call is made before the first method, and none is open after close()."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        ca: Path | None = None,
+        cert: Path | None = None,
+        key: Path | None = None,
+        server_name: str = "",
+        timeout: float = 60,
+        retries: Retry = Retry(),
+        max_message_bytes: int = 256 << 20,
+    ) -> None:
+        endpoint = Endpoint.of(url, ca, cert, key, server_name)
+        self._calls = Calls(endpoint, token, retries, timeout, max_message_bytes)
+        self._server = Server(self._calls)
+        self._caches = Caches(self._server)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; calls that run go on. Caches that were not closed expire."""
+        self._caches.renewals.stop()
+        self._calls.close()
+
+    @shows_options
+    def attend(
+        self,
+        q: A,
+        k: Array,
+        v: Array | None = None,
+        *,
+        scores: Scores | None = None,
+        lse: bool = False,
+        present: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> AttendResult[A]:
+        """rapt.attend() at the server."""
+        names = ["y"] + ["scores"] * (scores is not None) + ["lse"] * lse + ["present_key"] * present
+        names += ["present_value"] * (present and v is not None)
+        return self._server.compute(
+            "/rapt/v1/attend",
+            _messages.ATTEND_REQUEST,
+            _attend_request(q, k, v, options, scores, lse, present),
+            _messages.ATTEND_RESPONSE,
+            lambda response: AttendResult(
+                **{name: received(name, response.get(name), q) for name in names}, plan=response.get("plan", "")
+            ),
+            timeout,
+        )
+
+    @shows_options
+    def diagnose(
+        self, q: Array, k: Array, v: Array | None = None, *, timeout: float | None = None, **options: Unpack[Options]
+    ) -> Diagnosis:
+        """Explains a call whose result seems wrong: the range of every step, hidden pairs, likely causes. Slower than
+        attend()."""
+        request = {"call": _attend_request(q, k, v, options)}
+        return self._server.diagnose(Diagnosis, "/rapt/v1/diagnose", _messages.DIAGNOSE_REQUEST, request, timeout)
+
+    def estimate_memory(
+        self,
+        lengths: Sequence[int],
+        *,
+        query_heads: int,
+        kv_heads: int = 0,
+        batch: int = 1,
+        head_size: int = 64,
+        value_head_size: int = 0,
+        dtype: Float = "float32",
+        block_q: int = 0,
+        block_k: int = 0,
+        selected_indices: int = 0,
+        alibi: bool = False,
+        bias_table: int = 0,
+        relative_bias: int = 0,
+        per_head: bool = False,
+        lsh_hashes: int = 0,
+        lsh_chunk_length: int = 0,
+        favor_features: int = 0,
+        timeout: float | None = None,
+    ) -> MemoryEstimates:
+        """The memory that self-attention of each length needs at the server, computed in three ways, and by LSH and FAVOR+.
+        Sizes of 0 are the server's defaults; `block_q` to `per_head` are inputs in place of a mask or bias of all pairs. The
+        names are those of EstimateMemoryRequest in proto/rapt/v1/attention.proto."""
+        sizes: dict[str, Any] = {
+            "lengths": list(lengths),
+            "query_heads": query_heads,
+            "kv_heads": kv_heads,
+            "batch": batch,
+            "head_size": head_size,
+            "value_head_size": value_head_size,
+            "dtype": dtype_name("dtype", dtype),
+            "block_q": block_q,
+            "block_k": block_k,
+            "selected_indices": selected_indices,
+            "alibi": alibi,
+            "bias_table": bias_table,
+            "relative_bias": relative_bias,
+            "per_head": per_head,
+            "lsh_hashes": lsh_hashes,
+            "lsh_chunk_length": lsh_chunk_length,
+            "favor_features": favor_features,
+        }
+        request = {camel(name): value for name, value in sizes.items()}
+        return self._server.ask(MemoryEstimates, "POST", "/rapt/v1/estimate-memory", request, timeout)
+
+    def info(self, *, timeout: float | None = None) -> ServerInfo:
+        """Version, backends, limits and memory of the server."""
+        return self._server.ask(ServerInfo, "GET", "/rapt/v1/server", {}, timeout)
+
+    def ready(self, *, timeout: float | None = None) -> bool:
+        """Whether the server computes and accepts calls. Never retried. Raises rapt.errors.Unavailable if there is none."""
+        try:
+            self._calls.call("GET", "/v2/health/ready", timeout=timeout, retries=Retry(attempts=1))
+        except Unavailable as error:
+            if error.status == 0:
+                raise
+            return False
+        return True
+
+    def create_cache(
+        self,
+        shapes: LayerShape | Sequence[LayerShape],
+        dtype: Float = "float32",
+        *,
+        name: str = "",
+        storage: Storage = "plain",
+        reserve_tokens: int = 0,
+        lease: float | None = None,
+        first_position: int = 0,
+        timeout: float | None = None,
+    ) -> Cache:
+        """Makes keys and values at the server, docs/kv-cache.md. If the caller has a live cache of this name that was made
+        with the same shapes, dtype, storage and first_position, it is the result, with what it holds. `lease` in seconds,
+        None: the server's default."""
+        return self._caches.create(shapes, dtype, name, storage, reserve_tokens, lease, first_position, timeout)
+
+    def open_cache(self, info: CacheInfo) -> Cache:
+        """A handle that neither renews the cache nor closes it by itself. Makes no call."""
+        return self._caches.open(info)
+
+    def list_caches(self, name_prefix: str = "", *, timeout: float | None = None) -> list[CacheInfo]:
+        """The caller's caches in the order of their making."""
+        return self._caches.list(name_prefix, timeout)
+
+    def attend_caches(
+        self,
+        layer: int,
+        items: Sequence[CacheItem],
+        q: A | None = None,
+        k: Array | None = None,
+        v: Array | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[StepOptions],
+    ) -> StepResult[A]:
+        """A step of several caches of this client, of the same sizes and type at this layer: q [sum of rows, Hq, D], k and v
+        [sum of new_tokens, Hkv, ...]. Appends to all of them, or to none."""
+        return self._caches.attend(layer, items, q, k, v, timeout, options)

@@ -1,0 +1,121 @@
+"""The client's messages are those of proto/, as fields and as bytes."""
+
+import pathlib
+import re
+
+import pytest
+from rapt import _messages, _reports
+from rapt._messages import DOUBLE, INT, TEXT, decode, encode
+
+PROTO = pathlib.Path(__file__).resolve().parents[3] / "proto/rapt/v1"
+SOURCE = "".join((PROTO / name).read_text() for name in ("attention.proto", "cache.proto"))
+
+MESSAGES = {
+    name: "".join(word.capitalize() for word in name.split("_"))
+    for name, value in vars(_messages).items()
+    if name.isupper() and isinstance(value, dict)
+}
+MESSAGES["ATTEND_CACHED_RESPONSE"], MESSAGES["ATTEND_CACHED_REQUEST"] = "AttendCachedResponse", "AttendCachedRequest"
+KINDS = {"double": DOUBLE, "string": TEXT, "bytes": "bytes"}
+
+
+def fields_of(message):
+    """name -> (number, kind as in _messages)."""
+    body = re.search(rf"^message {message} {{\n(.*?)^}}", SOURCE, re.MULTILINE | re.DOTALL)[1]
+    found = {}
+    for repeated, kind, name, number in re.findall(r"^  (?:optional )?(repeated )?(\w+) (\w+) = (\d+);", body, re.MULTILINE):
+        is_message = re.search(rf"^message {kind} ", SOURCE, re.MULTILINE)
+        kind = kind if is_message else KINDS.get(kind, INT)
+        found[name] = int(number), [kind] if repeated else kind
+    return found
+
+
+def named(kind):
+    if isinstance(kind, list):
+        return [named(kind[0])]
+    if isinstance(kind, str):
+        return kind
+    return next(MESSAGES[name] for name, value in vars(_messages).items() if value is kind)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_fields_are_those_of_the_proto(name):
+    proto = fields_of(MESSAGES[name])
+    for field, (number, kind) in getattr(_messages, name).items():
+        assert proto[field] == (number, named(kind)), field
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "left_out"),
+    (
+        (_reports.Diagnosis, "DiagnoseResponse", {"gradients"}),
+        (_reports.Range, "Range", set()),
+        (_reports.TensorReport, "TensorReport", set()),
+        (_reports.EmptyRows, "EmptyRows", set()),
+        (_reports.BackendChoice, "BackendChoice", set()),
+        (_reports.MemoryEstimates, "EstimateMemoryResponse", set()),
+        (_reports.MemoryEstimate, "MemoryEstimate", set()),
+        (_reports.InputEstimate, "InputEstimate", set()),
+        (_reports.OperatorEstimate, "OperatorEstimate", set()),
+        (_reports.ServerInfo, "GetServerInfoResponse", set()),
+        (_reports.BackendInfo, "BackendInfo", set()),
+        (_reports.InstructionSetInfo, "InstructionSetInfo", set()),
+        (_reports.AdmissionLimits, "AdmissionLimits", set()),
+        (_reports.LayerShape, "LayerShape", set()),
+        (_reports.CacheInfo, "Cache", set()),
+    ),
+)
+def test_reports_have_the_fields_of_the_proto(kind, message, left_out):
+    assert set(kind.__dataclass_fields__) == set(fields_of(message)) - left_out
+
+
+def joined(schema, values):
+    return b"".join(bytes(buffer) for buffer in encode(schema, values))
+
+
+INNER = {"n": (1, INT), "t": (16, TEXT)}
+OUTER = {"n": (1, INT), "d": (2, DOUBLE), "m": (3, INNER), "many": (4, [INNER]), "numbers": (5, [INT]), "b": (2047, "bytes")}
+
+
+@pytest.mark.parametrize(
+    ("values", "data"),
+    (
+        ({}, ""),
+        ({"n": 1}, "0801"),
+        ({"n": 0}, "0800"),
+        ({"n": True}, "0801"),
+        ({"n": 300}, "08ac02"),
+        ({"n": -1}, "08ffffffffffffffffff01"),
+        ({"n": -(2**63)}, "0880808080808080808001"),
+        ({"d": 1.0}, "11000000000000f03f"),
+        ({"m": {"t": "é"}}, "1a05820102c3a9"),
+        ({"m": {}}, "1a00"),
+        ({"many": [{"n": 5}, {}], "numbers": [3, 270]}, "22020805" + "2200" + "2a03038e02"),
+        ({"b": b"xyz", "n": None}, "fa7f0378797a"),
+    ),
+)
+def test_bytes_are_those_of_protocol_buffers(values, data):
+    assert joined(OUTER, values).hex() == data
+    want = {name: [] for name, (_, kind) in OUTER.items() if isinstance(kind, list)}
+    want |= {name: value for name, value in values.items() if value is not None}
+    want["many"] = [{"n": 5}, {}] if "many" in values else []
+    assert decode(OUTER, memoryview(bytes.fromhex(data))) == want
+
+
+def test_unknown_fields_are_skipped_and_numbers_may_be_unpacked():
+    unknown = bytes.fromhex("3005" + "3d01020304" + "390102030405060708" + "420161")
+    data = unknown + bytes.fromhex("2803" + "0807" + "2804") + unknown
+    assert decode(OUTER, memoryview(data)) == {"many": [], "numbers": [3, 4], "n": 7}
+
+
+@pytest.mark.parametrize("data", ("08", "0880", "08" + "ff" * 11, "11ab", "1a05", "0b", "0c", "0e", "0a0161", "1001", "820101ff"))
+def test_malformed_bytes_are_an_error(data):
+    with pytest.raises((ValueError, LookupError)):
+        decode(OUTER | {"text": (16, TEXT)}, memoryview(bytes.fromhex(data)))
+
+
+def test_tensors_are_not_copied():
+    data = bytearray(100)
+    buffers = encode(_messages.ATTEND_REQUEST, {"q": {"dtype": 1, "shape": (25,), "data": memoryview(data)}, "want_lse": 1})
+    data[:] = b"x" * 100
+    assert any(buffer == b"x" * 100 for buffer in buffers) and len(buffers) == 3

@@ -1,0 +1,535 @@
+"""rapt.Client and rapt.AsyncClient against a running server, which computes what rapt.attend computes in process."""
+
+import asyncio
+import contextlib
+import subprocess
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+import rapt
+from arrays_test import InNamespace, Producer, spread
+from attention_client import assert_close
+from attention_test import ROTATES, TYPES, call_of, definition
+from gradients_test import CASES
+from rapt_server import RaptServer
+from scripted_server import LossyProxy
+
+QUICK = rapt.Retry(initial_backoff=0, max_backoff=0)
+POLL_SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RaptServer("--kv_cache_bytes=268435456", "--max_message_bytes=67108864") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with rapt.Client(f"http://{server.http_address}") as connected:
+        yield connected
+
+
+def normal(*shape, dtype=np.float32):
+    return np.random.default_rng(shape).standard_normal(shape).astype(dtype)
+
+
+Q, K, V = normal(2, 4, 6, 8), normal(2, 2, 9, 8), normal(2, 2, 9, 5)
+
+
+def poll(condition):
+    deadline = time.monotonic() + POLL_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition does not become true"
+        time.sleep(0.01)
+
+
+# --- Attention ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_variant_equals_the_definition(client, name, dtype):
+    x, parameters, arguments = call_of(name, dtype)
+    result = client.attend(**arguments)
+    assert result.y.dtype == dtype and result.plan.startswith("cpu/")
+    if dtype in (np.float64, np.float32) or not any(word in name for word in ROTATES):  # rotated rows are rounded
+        assert_close("y", result.y, np.asarray(definition(x, parameters)[0]), slack=1e-5 if dtype == np.float32 else 0)
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+def test_all_outputs_are_those_in_process(client, dtype):
+    q, k, v = (x.astype(dtype) for x in (Q, K, V))
+    past = {"past_key": normal(2, 2, 3, 8, dtype=dtype), "past_value": normal(2, 2, 3, 5, dtype=dtype)}
+    arguments = {"scores": "weights", "lse": True, "present": True, "causal": True, **past}
+    got, want = client.attend(q, k, v, **arguments), rapt.attend(q, k, v, **arguments)
+    for name in ("y", "scores", "lse", "present_key", "present_value"):
+        x = getattr(got, name)
+        assert x.dtype == getattr(want, name).dtype and x.flags.c_contiguous and x.flags.writeable
+        assert_close(name, x, getattr(want, name))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        {"key_lengths": [3, 9]},
+        {"mask": np.random.default_rng(1).random((6, 9)) < 0.5},
+        {"window": (2, None), "alignment": "bottom_right"},
+        {"window": (None, 1), "softcap": 3},
+        {"dropout": (0.3, 2**63 + 5)},
+        {"scale": -0.25, "prefix_keys": 2, "window": (0, 0)},
+        {"scores": "biased", "causal": True},
+    ),
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_options_mean_what_they_mean_in_process(client, arguments):
+    got, want = client.attend(Q, K, V, **arguments), rapt.attend(Q, K, V, **arguments)
+    np.testing.assert_allclose(got.y, want.y, rtol=1e-5, atol=1e-6)
+    if "scores" in arguments:
+        np.testing.assert_allclose(got.scores, want.scores, rtol=1e-5, atol=1e-6)
+
+
+def test_layouts_strides_and_broadcast_views(client):
+    want = rapt.attention(Q, K, V)
+    swapped = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (Q, K, V)]
+    np.testing.assert_array_equal(client.attend(*swapped, layout="BSHD").y, want.swapaxes(1, 2))
+    np.testing.assert_array_equal(client.attend(*(x.swapaxes(1, 2) for x in swapped)).y, want)
+    np.testing.assert_array_equal(client.attend(spread(Q, (1, 2)), K[:, :, ::-1][:, :, ::-1], V).y, want)
+    mask = np.broadcast_to(np.float32(1), (6, 9))
+    np.testing.assert_allclose(client.attend(Q, K, V, mask=mask).y, want, atol=1e-6)
+
+
+def test_any_producer_of_dlpack(client):
+    want = rapt.attention(Q, K, V)
+    got = client.attend(InNamespace(Q), Producer(K), V, lse=True)
+    assert isinstance(got.y, InNamespace) and isinstance(got.lse, InNamespace)
+    np.testing.assert_array_equal(got.y.array, want)
+
+
+def test_sizes_of_0(client):
+    assert client.attend(Q[:, :, :0], K, V).y.shape == (2, 4, 0, 5)
+    np.testing.assert_array_equal(client.attend(Q, K[:, :, :0], V[:, :, :0]).y, np.zeros((2, 4, 6, 5)))
+
+
+def test_large_tensors(client):
+    x = normal(1, 16, 1, 2**18 // 16 * 4)[..., :1024].copy()
+    x = np.tile(x, (64, 1, 1, 1))
+    np.testing.assert_allclose(client.attend(x, x, x).y, x, rtol=1e-6)
+
+
+def test_results_can_be_merged(client):
+    parts = [client.attend(Q, K[:, :, part], V[:, :, part], lse=True) for part in (slice(0, 4), slice(4, 9))]
+    np.testing.assert_allclose(rapt.merge(parts).y, rapt.attention(Q, K, V), rtol=1e-5, atol=1e-6)
+
+
+def test_arrays_are_not_changed(client):
+    arrays = [x.copy() for x in (Q, K, V)]
+    for x in arrays:
+        x.flags.writeable = False
+    client.attend(*arrays, causal=True)
+    for x, copy in zip(arrays, (Q, K, V)):
+        np.testing.assert_array_equal(x, copy)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    (
+        (lambda c: c.attend(Q, K[..., :4], V), ValueError, r"k has shape \[2, 2, 9, 4\]"),
+        (lambda c: c.attend(Q, K, V, casual=True), TypeError, "there is no option casual"),
+        (lambda c: c.attend(1.0, K, V), TypeError, "q is a float"),
+        (lambda c: c.attend(Q, K.astype(np.float16), V), ValueError, "k has type float16; it must be float32"),
+        (lambda c: c.attend(Q, K, V, softcap=-1.0), ValueError, "softcap is -1"),
+        (lambda c: c.attend(Q[0], K[0], V[0]), ValueError, "q has shape"),
+        (lambda c: c.estimate_memory([64], query_heads=-1), ValueError, "query_heads"),
+        (lambda c: c.estimate_memory([64], query_heads=1, dtype="int8"), ValueError, "dtype is 'int8'"),
+    ),
+)
+def test_errors_name_the_argument(client, call, error, message):
+    with pytest.raises(error, match=message):
+        call(client)
+
+
+def test_beyond_a_limit_of_the_server(client):
+    x = np.zeros((1, 64, 4096, 64), np.float32)
+    with pytest.raises(rapt.errors.ResourceExhausted, match="201326692 bytes; at most 67108864") as caught:
+        client.attend(x, x, x)
+    assert isinstance(caught.value, MemoryError) and caught.value.status == 413
+
+
+# --- Reports ------------------------------------------------------------------------------------------
+
+
+def test_a_diagnosis(client):
+    q = Q.copy()
+    q[0, 0, 0, 0] = np.nan
+    report = client.diagnose(q, K, V, key_lengths=[0, 9])
+    assert report.pairs == 2 * 4 * 6 * 9 and report.masked_by_position == 4 * 6 * 9
+    assert report.inputs[0].nan_count == 1 and report.inputs[0].shape == [2, 4, 6, 8]
+    assert report.empty_rows.count == 24 and report.empty_rows.first[1].query == 1
+    assert report.weights.min >= 0 and any("NaN" in text for text in report.warnings)
+    assert [choice.backend for choice in report.backends if choice.chosen] == ["cpu"]
+
+
+def test_a_diagnosis_of_more_than_json_carries(client):
+    x = np.zeros((1, 16, 1024, 256), np.float32)
+    assert client.diagnose(x[:, :, :1], x, x).inputs[1].elements == x.size
+
+
+def test_an_estimate_of_memory(client):
+    estimates = client.estimate_memory([64, 4096], query_heads=2, kv_heads=1, head_size=32, block_q=64, block_k=64)
+    first, second = estimates.estimates
+    assert first.tensor_bytes == 64 * 4 * 32 * (2 + 1 + 1 + 2) and first.standard_bytes == 4 * 2 * 64 * 64
+    assert second.fused_bytes < second.standard_bytes and second.inputs[0].name == "block_mask" and second.plan
+
+
+def test_what_a_server_says_of_itself(client):
+    info = client.info()
+    assert info.version == rapt.__version__ and info.max_message_bytes == 67108864 and info.compute_threads >= 1
+    assert any(backend.name == "cpu" and backend.available for backend in info.backends)
+    assert info.admission.max_open_calls > 0
+
+
+def test_readiness():
+    with RaptServer("--drain_pause=2s") as running, rapt.Client(f"http://{running.http_address}") as client:
+        assert client.ready() is True
+        running.stop()
+        poll(lambda: not client.ready())
+
+
+# --- Deadlines and cancellation -----------------------------------------------------------------------
+
+LONG = normal(1, 32, 8192, 16)
+
+
+def test_a_deadline_stops_the_server(server, client):
+    with pytest.raises(TimeoutError):
+        client.attend(LONG, LONG, LONG, timeout=0.25)
+    poll(lambda: server.read_gauge("rapt_open_calls") == 0)
+
+
+def test_cancelling_stops_the_server(server):
+    async def run():
+        async with rapt.AsyncClient(f"http://{server.http_address}") as client:
+            calls = [asyncio.create_task(client.attend(LONG, LONG, LONG)) for _ in range(3)]
+            await asyncio.to_thread(poll, lambda: server.read_gauge("rapt_open_calls") == 3)
+            calls[0].cancel()
+            await asyncio.to_thread(poll, lambda: server.read_gauge("rapt_open_calls") == 2)
+            for call in calls[1:]:
+                call.cancel()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(result, asyncio.CancelledError) for result in results)
+            await asyncio.to_thread(poll, lambda: server.read_gauge("rapt_open_calls") == 0)
+            assert await client.ready()
+
+    asyncio.run(run())
+
+
+def test_calls_of_many_tasks_and_threads(server, client):
+    want = rapt.attention(Q, K, V)
+
+    async def run():
+        async with rapt.AsyncClient(f"http://{server.http_address}", threads=8) as asynchronous:
+            return await asyncio.gather(*[asynchronous.attend(Q, K, V) for _ in range(100)])
+
+    for result in asyncio.run(run()):
+        np.testing.assert_array_equal(result.y, want)
+    wrong = []
+
+    def many():
+        for _ in range(50):
+            if not np.array_equal(client.attend(Q, K, V).y, want):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=many) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# --- Caches -------------------------------------------------------------------------------------------
+
+
+def step_in_process(q, k, v, **options):
+    """attend() of a cache with tokens k and v, by rapt.attend in float64."""
+    q, k, v = (x.swapaxes(0, 1)[None].astype(np.float64) for x in (q, k, v))
+    result = rapt.attend(q, k, v, causal=True, alignment="bottom_right", lse=True, **options)
+    return result.y[0].swapaxes(0, 1), result.lse[0].swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+def test_random_operations_on_caches(client, dtype):
+    """Two layers, of which every step is compared with the same tokens in process."""
+    rng = np.random.default_rng(25)
+    name = np.dtype(dtype).name
+    shapes = [rapt.LayerShape(2, 8), rapt.LayerShape(1, 16, value_head_size=4)]
+    sizes = [(2, 8, 8), (1, 16, 4)]
+
+    def tokens(layer, n):
+        heads, size, value_size = sizes[layer]
+        return [rng.standard_normal((n, heads, s)).astype(dtype) for s in (size, value_size)]
+
+    with contextlib.ExitStack() as stack:
+        caches = [(stack.enter_context(client.create_cache(shapes, name)), [tokens(0, 0), tokens(1, 0)])]
+        for number in range(120):
+            cache, known = caches[rng.integers(len(caches))]
+            layer, n = int(rng.integers(2)), int(rng.integers(1, 9))
+            action = rng.integers(10)
+            if action == 0 and len(caches) < 5:
+                length = int(rng.integers(min(cache.lengths) + 1))
+                fork = stack.enter_context(cache.fork(length))
+                caches.append((fork, [[x[:length] for x in known[one]] for one in range(2)]))
+            elif action == 1:
+                length = int(rng.integers(min(cache.lengths) + 1))
+                cache.truncate(length)
+                known[:] = [[x[:length] for x in known[one]] for one in range(2)]
+            elif action == 2:
+                new = [tokens(one, n) for one in range(2)]
+                results = cache.append_layers({one: tuple(new[one]) for one in range(2)})
+                known[:] = [[np.concatenate(pair) for pair in zip(known[one], new[one])] for one in range(2)]
+                assert [result.length for result in results] == [len(known[one][0]) for one in range(2)]
+            else:
+                new = tokens(layer, n)
+                known[layer] = [np.concatenate(pair) for pair in zip(known[layer], new)]
+                q = rng.standard_normal((n, 2 * sizes[layer][0], sizes[layer][1])).astype(dtype)
+                result = cache.attend(layer, q, *new, lse=True)
+                y, lse = step_in_process(q, *known[layer])
+                assert_close(f"y {number}", result.y, y)
+                assert_close(f"lse {number}", result.lse, lse, slack=1e-5 if dtype == np.float32 else 0)
+                assert result.items[0].length == len(known[layer][0]) and result.y.dtype == dtype
+            assert cache.lengths == [len(known[one][0]) for one in range(2)] == cache.info().lengths
+            assert cache.info().generation == cache.generation
+
+
+def test_options_of_a_step(client):
+    q, k, v, sink = normal(5, 4, 8), normal(5, 2, 8), normal(5, 2, 8), normal(4)
+    with client.create_cache(rapt.LayerShape(2, 8)) as cache:
+        cache.append(0, k, v)
+        for options in ({"scale": 0.7, "softcap": 2}, {"window": (2, None)}, {"head_sink": sink}):
+            result = cache.attend(0, q, lse=True, share_prefix=False, **options)
+            y, lse = step_in_process(q, k, v, **options)
+            np.testing.assert_allclose(result.y, y, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(result.lse, lse, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(cache.attend(0, q[:2], position=0).y, step_in_process(q[:2], k[:2], v[:2])[0], atol=1e-6)
+        assert cache.diagnose(0, q[:2], window=(1, None)).pairs == 4 * 2 * 5
+        nothing = cache.attend(0, k=k, v=v)
+        assert nothing.y is None and nothing.items[0].length == 10
+    with client.create_cache(rapt.LayerShape(2, 8), "float16") as cache:
+        half = [x.astype(np.float16) for x in (q, k, v)]
+        assert cache.attend(0, *half, output="float32").y.dtype == np.float32
+    with client.create_cache(rapt.LayerShape(2, 32), storage="int8") as cache:
+        assert cache.info().storage == "int8" and cache.attend(0, *(normal(4, 2, 32) for _ in "qkv")).plan.endswith("INT8")
+
+
+def test_a_batch_of_caches(client):
+    with client.create_cache(rapt.LayerShape(2, 8)) as one, client.create_cache(rapt.LayerShape(2, 8)) as other:
+        one.append(0, normal(3, 2, 8), normal(3, 2, 8))
+        q, k, v = normal(5, 4, 8), normal(4, 2, 8), normal(4, 2, 8)
+        items = [rapt.CacheItem(one, rows=2, new_tokens=1), rapt.CacheItem(other, rows=3, new_tokens=3)]
+        result = client.attend_caches(0, items, q, k, v)
+        assert one.lengths == [4] and other.lengths == [3] and [item.length for item in result.items] == [4, 3]
+        first = [np.concatenate([normal(3, 2, 8), x[:1]]) for x in (k, v)]
+        np.testing.assert_allclose(result.y[:2], step_in_process(q[:2], *first)[0], atol=1e-6)
+        np.testing.assert_allclose(result.y[2:], step_in_process(q[2:], k[1:], v[1:])[0], atol=1e-6)
+        with pytest.raises(ValueError, match=r"items\[0\] is a cache of another client"):
+            with rapt.Client("http://127.0.0.1:1") as stranger:
+                stranger.attend_caches(0, items, q, k, v)
+
+
+def test_tensors_of_pytorch_and_dlpack_as_tokens(client):
+    with client.create_cache(rapt.LayerShape(2, 8)) as cache:
+        result = cache.attend(0, InNamespace(normal(3, 2, 8)), Producer(normal(3, 2, 8)), spread(normal(3, 2, 8), (0, 1)))
+        assert isinstance(result.y, InNamespace)
+
+
+@pytest.mark.parametrize("lost", ([1], [1, 2, 3], [0], [2], [3], [4], [5]))
+def test_a_lost_answer_changes_nothing(server, lost):
+    """The answer is lost after the server has made the cache, appended, attended, forked, truncated or closed."""
+    k, v = normal(4, 2, 8), normal(4, 2, 8)
+    with LossyProxy(server.http_address, lost) as proxy, rapt.Client(proxy.url, retries=QUICK) as client:
+        cache = client.create_cache(rapt.LayerShape(2, 8))
+        appended = cache.append(0, k[:3], v[:3])
+        assert appended.length == 3 and appended.applied_before == (1 in lost)
+        result = cache.attend(0, k[3:], k[3:], v[3:])
+        np.testing.assert_allclose(result.y, step_in_process(k[3:], k, v)[0], atol=1e-6)
+        fork = cache.fork()
+        cache.truncate(2)
+        assert cache.info().lengths == [2] and cache.generation == 2
+        assert fork.info().lengths == [4]
+        cache.close()
+        fork.close()
+        assert proxy.answers >= len(lost) + 8 and not client.list_caches("drawn-")
+
+
+def test_a_call_can_be_made_again_after_its_failure(server):
+    """The first answers are lost; the same call then gives it."""
+    k, v = normal(4, 2, 8), normal(4, 2, 8)
+    with LossyProxy(server.http_address, [1, 2]) as proxy:
+        with rapt.Client(proxy.url, retries=rapt.Retry(attempts=1)) as client, client.create_cache(rapt.LayerShape(2, 8)) as cache:
+            with pytest.raises(ConnectionError):
+                cache.append(0, k, v)
+            assert cache.lengths == [0]
+            assert cache.append(0, k, v) == rapt._caches.Appended(4, True) and cache.lengths == [4]
+
+
+def test_names(client):
+    shape = rapt.LayerShape(2, 8)
+    with client.create_cache(shape, name="prompt 1") as cache:
+        cache.append(0, normal(3, 2, 8), normal(3, 2, 8))
+        again = client.create_cache(shape, name="prompt 1")
+        assert again.id == cache.id and again.lengths == [3]
+        assert again.release() == cache.id
+        with pytest.raises(rapt.errors.Conflict, match="prompt 1"):
+            client.create_cache(shape, "float16", name="prompt 1")
+        assert [info.id for info in client.list_caches("prompt")] == [cache.id]
+        borrowed = client.open_cache(client.list_caches("prompt")[0])
+        assert borrowed.append(0, normal(1, 2, 8), normal(1, 2, 8)).length == 4
+        with borrowed:
+            pass  # is not closed
+        assert cache.info().lengths == [4]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    (
+        (lambda cache: cache.append(1, normal(1, 2, 8), normal(1, 2, 8)), ValueError, "layer is 1; the cache has 1 layers"),
+        (lambda cache: cache.append(0, normal(2, 8), normal(2, 8)), ValueError, r"k has shape \[2, 8\]; it must be"),
+        (lambda cache: cache.append(0, normal(1, 3, 8), normal(1, 3, 8)), ValueError, "k"),
+        (lambda cache: cache.attend(0, normal(1, 3, 8)), ValueError, "q"),
+        (lambda cache: cache.attend(0, normal(1, 2, 8), causal=True), TypeError, "there is no option causal"),
+        (lambda cache: cache.attend(0, normal(1, 2, 8), output="int8"), ValueError, "output is 'int8'"),
+        (lambda cache: cache.fork(9), ValueError, "9"),
+        (lambda cache: cache.truncate(9), ValueError, "9"),
+        (lambda cache: cache.attend(0), ValueError, "rows"),
+    ),
+)
+def test_wrong_calls_of_a_cache(client, call, error, message):
+    with client.create_cache(rapt.LayerShape(2, 8)) as cache:
+        with pytest.raises(error, match=message):
+            call(cache)
+        assert cache.lengths == cache.info().lengths == [0]
+
+
+def test_a_closed_cache(client):
+    cache = client.create_cache(rapt.LayerShape(2, 8))
+    other = client.open_cache(cache.info())
+    cache.close()
+    for call in (cache.info, cache.close, cache.fork, lambda: cache.append(0, normal(1, 2, 8), normal(1, 2, 8))):
+        with pytest.raises(ValueError, match="the cache was closed or released"):
+            call()
+    with pytest.raises(LookupError) as caught:
+        other.append(0, normal(1, 2, 8), normal(1, 2, 8))
+    assert caught.value.reason == "closed" and type(caught.value) is rapt.errors.NotFound
+    other.close()
+
+
+def test_conflicts_have_a_reason(client):
+    k, v = normal(2, 2, 8), normal(2, 2, 8) + 1
+    with client.create_cache(rapt.LayerShape(2, 8)) as cache:
+        stale = client.open_cache(cache.info())
+        cache.append(0, k, v)
+        with pytest.raises(rapt.errors.Conflict) as caught:
+            stale.append(0, v, k)
+        assert caught.value.reason == "conflict"
+        cache.truncate(0)
+        with pytest.raises(rapt.errors.Conflict) as caught:
+            stale.append(0, k, v)
+        assert caught.value.reason == "generation"
+
+
+def is_there(client, name):
+    return bool(client.list_caches(name))
+
+
+def test_leases_are_renewed_while_the_handle_lives(client):
+    cache = client.create_cache(rapt.LayerShape(2, 8), name="renewed", lease=0.9)
+    dropped = client.create_cache(rapt.LayerShape(2, 8), name="dropped", lease=0.9)
+    del dropped
+    poll(lambda: not is_there(client, "dropped"))  # longer than a lease
+    assert is_there(client, "renewed")
+    assert cache.renew().lease_ms == 900
+    cache.release()
+    poll(lambda: not is_there(client, "renewed"))
+
+
+def test_an_expired_cache_says_so(client):
+    cache = client.create_cache(rapt.LayerShape(2, 8), name="expired", lease=0.1)
+    other = client.open_cache(cache.info())
+    cache.release()
+    poll(lambda: not is_there(client, "expired"))
+    with pytest.raises(LookupError) as caught:
+        other.attend(0, normal(1, 2, 8), normal(1, 2, 8), normal(1, 2, 8))
+    assert caught.value.reason == "expired"
+
+
+def test_a_server_without_caches():
+    with RaptServer() as running, rapt.Client(f"http://{running.http_address}") as client:
+        with pytest.raises(NotImplementedError, match="--kv_cache_bytes"):
+            client.create_cache(rapt.LayerShape(2, 8))
+
+
+def test_caches_of_asyncio(server):
+    async def run():
+        async with rapt.AsyncClient(f"http://{server.http_address}") as client:
+            async with await client.create_cache(rapt.LayerShape(2, 8), name="async") as cache:
+                await cache.append(0, normal(3, 2, 8), normal(3, 2, 8))
+                fork = await cache.fork(2)
+                assert (await fork.info()).lengths == [2] and fork.handle.lengths == [2]
+                result = await cache.attend(0, normal(1, 2, 8), normal(1, 2, 8), normal(1, 2, 8))
+                assert result.items[0].length == 4
+                item = rapt.CacheItem(cache.handle, rows=1)
+                assert (await client.attend_caches(0, [item], normal(1, 2, 8))).y.shape == (1, 2, 8)
+                await fork.close()
+            return await client.list_caches("async")
+
+    assert asyncio.run(run()) == []
+
+
+# --- TLS and tokens -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc")
+    openssl("req", "-x509", *curve, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt")
+    (folder / "names").write_text("subjectAltName=DNS:rapt.example,IP:127.0.0.1")
+    for name in ("server", "alice"):
+        openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1",
+                "-out", f"{name}.crt", "-extfile", "names")  # fmt: skip
+    digest = subprocess.run(["sha256sum"], input=b"t0k3n", capture_output=True, check=True).stdout.split()[0].decode()
+    (folder / "tokens").write_text(f"alice {digest}\n")
+    return folder
+
+
+def test_tls_with_a_certificate_and_a_token(files):
+    flags = [f"--tls_cert={files}/server.crt", f"--tls_key={files}/server.key", f"--tls_client_ca={files}/ca.crt"]
+    mine = {"ca": files / "ca.crt", "cert": files / "alice.crt", "key": files / "alice.key"}
+    with RaptServer(*flags, f"--token_file={files}/tokens", "--kv_cache_bytes=67108864") as running:
+        url = f"https://{running.http_address}"
+        with rapt.Client(url, token="t0k3n", **mine) as client:
+            np.testing.assert_array_equal(client.attend(Q, K, V).y, rapt.attention(Q, K, V))
+            x = normal(1, 64, 512, 64)
+            np.testing.assert_array_equal(client.attend(x[:, :, :1], x, x).y, rapt.attention(x[:, :, :1], x, x))
+            with client.create_cache(rapt.LayerShape(2, 8)) as cache:
+                assert cache.append(0, normal(3, 2, 8), normal(3, 2, 8)).length == 3
+        with rapt.Client(url, token="t0k3n", server_name="rapt.example", **mine) as client:
+            assert client.info().version == rapt.__version__
+        with rapt.Client(url, token="wrong", **mine) as client, pytest.raises(PermissionError) as caught:
+            client.attend(Q, K, V)
+        assert caught.value.status == 401
+        with rapt.Client(url, token="t0k3n", ca=mine["ca"], retries=QUICK, timeout=5) as client:
+            with pytest.raises(ConnectionError):
+                client.info()
+        with rapt.Client(url, token="t0k3n", server_name="other", **mine) as client:
+            with pytest.raises(ConnectionError, match="Hostname mismatch"):
+                client.info()
