@@ -27,9 +27,9 @@ namespace rapt {
 // Returns MakePlan()'s error if the backend does not support it in any type.
 absl::StatusOr<Plan> PlanCanary(const PlanOptions& options);
 
-// Runs the canary once a second, as an event of the network threads and then on the compute
-// threads, in memory allocated at startup: it waits neither for the budget nor in a queue, so
-// overload does not affect readiness. Not ready
+// Runs the canary once a second, as an event of the network threads, each in turn, and then on the
+// compute threads, in memory allocated at startup: it waits neither for the budget nor in a queue,
+// so overload does not affect readiness. Not ready
 //   - while the canary has waited for a network thread for the stall timeout,
 //   - while it waits for the compute threads and no task has completed for the stall timeout,
 //   - while the last canary had a wrong result,

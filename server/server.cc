@@ -267,6 +267,7 @@ class ServerImpl final : public Server {
   CallObserver Observe(absl::string_view method);
   absl::Status Listen();
   absl::Status ServeRest();
+  void PostToWire(absl::AnyInvocable<void()> run);
   absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
   absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
   void LogReady() const;
@@ -333,8 +334,8 @@ ServerImpl::ServerImpl(Configuration c)
                    [this] { caches_.store.Expire(); }),
       readiness_(
           std::move(c.canary), options_.compute.stall_timeout,
-          [this](absl::AnyInvocable<void()> run) { http2_server_->Post(std::move(run)); },
-          executor_, memory_->timer, memory_->clock),
+          [this](absl::AnyInvocable<void()> run) { PostToWire(std::move(run)); }, executor_,
+          memory_->timer, memory_->clock),
       slow_calls_(options_.log.slow_call, memory_->clock),
       environment_{*access_, engine_,        open_calls_,    small_calls_,
                    streams_, memory_->timer, memory_->clock, LimitsOf(options_.calls)},
@@ -477,6 +478,13 @@ absl::Status ServerImpl::ServeRest() {
   rest_ = *std::move(server);
   rest_->ExportTo(metrics_);
   return absl::OkStatus();
+}
+
+// Runs it on a thread of gRPC once a thread of HTTP has run, so that it waits for both. The server
+// of HTTP is shut down first, and each runs what was posted to it.
+void ServerImpl::PostToWire(absl::AnyInvocable<void()> run) {
+  if (rest_ == nullptr) return http2_server_->Post(std::move(run));
+  rest_->Post([this, run = std::move(run)]() mutable { http2_server_->Post(std::move(run)); });
 }
 
 // Waits for the kernels of --cudnn_warm_plans.

@@ -191,7 +191,10 @@ TEST(HealthTest, HungThreadsAreReportedUntilTheyContinue) {
   watch->Finish();
 }
 
-TEST(HealthTest, AHungNetworkThreadIsReportedUntilItContinues) {
+// That of gRPC or that of HTTP.
+class HungNetworkTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(HungNetworkTest, IsReportedUntilItContinues) {
   const ServerProcess server({"--threads=2", "--stall_timeout=2s"});
   const auto wait_for = [&server](const std::string& status) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -202,13 +205,18 @@ TEST(HealthTest, AHungNetworkThreadIsReportedUntilItContinues) {
   };
   wait_for("HTTP/1.1 200");
   {
-    const HungThreads hung(server, "rapt-wire");
+    const HungThreads hung(server, GetParam());
     EXPECT_EQ(hung.count(), 1u);
     wait_for("HTTP/1.1 503");
     EXPECT_THAT(server.Log(), ::testing::HasSubstr("not ready reason=\"the network threads"));
   }
   wait_for("HTTP/1.1 200");
 }
+
+INSTANTIATE_TEST_SUITE_P(, HungNetworkTest, ::testing::Values("rapt-wire", "rapt-http"),
+                         [](const auto& info) {
+                           return info.param == std::string("rapt-wire") ? "OfGrpc" : "OfHttp";
+                         });
 
 // Self-attention of one head.
 inference::ModelInferRequest Call(int64_t length) {

@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "server/wire/connection_counts.h"
-#include "server/wire/event_loop.h"
 #include "server/wire/http/http_call.h"
 #include "server/wire/socket.h"
 #include "server/wire/tls_socket.h"
@@ -172,6 +171,10 @@ void Server::Open(Descriptor socket, const sockaddr_storage& peer) {
   Wire& wire = *wires_[next_wire_++ % wires_.size()];
   wire.loop().Run(
       [&wire, peer, socket = std::move(socket)]() mutable { wire.Open(std::move(socket), peer); });
+}
+
+void Server::Post(EventLoop::Task task) {
+  wires_[next_post_++ % wires_.size()]->loop().Post(std::move(task));
 }
 
 void Server::ExportTo(MetricSink& sink) const {

@@ -17,6 +17,7 @@
 #include "base/metric_sink.h"
 #include "server/calls/call.h"
 #include "server/wire/acceptor.h"
+#include "server/wire/event_loop.h"
 #include "server/wire/http/connection.h"
 #include "server/wire/http/router.h"
 #include "server/wire/listening_sockets.h"
@@ -66,6 +67,9 @@ class Server {
 
   int port() const { return port_; }
 
+  // Runs a task on one of the threads, on each in turn.
+  void Post(EventLoop::Task task);
+
   void ExportTo(MetricSink& sink) const;
 
   // From now on, responses end their connections. Others are still accepted.
@@ -93,6 +97,7 @@ class Server {
   std::vector<std::unique_ptr<Wire>> wires_;
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
   size_t next_wire_ = 0;  // of the acceptors' thread
+  std::atomic<size_t> next_post_{0};
 };
 
 }  // namespace rapt::http
