@@ -263,12 +263,17 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     }
     AddBuffer(needed_bytes, plan_.workspace_bytes());
     if (request_.preparation_bytes > 0) AddBuffer(needed_bytes, request_.preparation_bytes);
+    if (needed_bytes) needed_bytes = CheckedAdd(*needed_bytes, request_.encoding_bytes);
     AddGathersTo(needed_bytes);
     return SetNeeded(needed_bytes);
   }
 
   absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
     if (absl::Status status = AllocatePreparation(pool, reservation); !status.ok()) return status;
+    if (request_.encoding_bytes > 0) {
+      result_.encoding_memory =
+          std::make_shared<MemoryBudget::Reservation>(reservation.Split(request_.encoding_bytes));
+    }
     for (Role role : request_.Outputs()) {
       const OutputPlace& place = request_.places[role];
       OutputBuffer& output = result_.outputs[role];
@@ -391,7 +396,10 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     result_.compute_time = report.compute_time;
     result_.routing.piece_fallback = piece_fallback_;
     if (result_.status.ok()) result_.batch_size = report.batch_size;
-    if (!result_.status.ok()) result_.outputs = {};
+    if (!result_.status.ok()) {
+      result_.outputs = {};
+      result_.encoding_memory = nullptr;
+    }
     done_(std::move(result_));
   }
 

@@ -158,6 +158,8 @@ struct Request {
   int64_t preparation_bytes = 0;
   int64_t prepared_bytes = 0;  // that it reads or writes, apart from its workspace
   OutputMap<OutputPlace> places;
+  // Memory that the caller needs to encode the result, reserved together with that of the outputs.
+  int64_t encoding_bytes = 0;
   // Keeps the inputs' bytes and the outputs' memory alive until `done` has run. Null: the caller
   // does.
   std::shared_ptr<const void> owner;
@@ -189,6 +191,8 @@ struct Result {
   absl::Status status;
 
   OutputMap<OutputBuffer> outputs;  // empty unless the status is OK and the call wants them
+  // Keeps the request's `encoding_bytes` reserved. Null: there are none.
+  std::shared_ptr<const void> encoding_memory;
 
   Stage ended_in = Stage::kQueue;            // or kCompute
   Routing routing;                           // backend is null without a plan

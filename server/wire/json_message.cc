@@ -1,10 +1,17 @@
 #include "server/wire/json_message.h"
 
-#include <google/protobuf/descriptor.h>
+#include <google/protobuf/io/zero_copy_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/util/json_util.h>
+#include <google/protobuf/util/type_resolver_util.h>
 
-#include <string>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "server/protocols/json_limits.h"
 
 namespace rapt {
 namespace {
@@ -68,6 +75,67 @@ Json ArrayOf(const Message& message, const FieldDescriptor& field) {
   return array;
 }
 
+constexpr char kTypePrefix[] = "type.googleapis.com";
+
+std::string UrlOf(const google::protobuf::Descriptor& type) {
+  return absl::StrCat(kTypePrefix, "/", type.full_name());
+}
+
+google::protobuf::util::TypeResolver& Resolver() {
+  static auto* const resolver = google::protobuf::util::NewTypeResolverForDescriptorPool(
+      kTypePrefix, google::protobuf::DescriptorPool::generated_pool());
+  return *resolver;
+}
+
+// A text in blocks, each charged before it exists. Takes no more than `most` bytes and a block.
+class ChargedText final : public google::protobuf::io::ZeroCopyOutputStream {
+ public:
+  ChargedText(int64_t most, const Call& call) : most_(most), call_(call) {}
+
+  bool is_too_long() const { return is_full_ || size_ > most_; }
+
+  ResponseMessage TakeMessage() {
+    ResponseMessage message;
+    for (std::shared_ptr<Block>& block : blocks_) {
+      const auto bytes = absl::MakeConstSpan(block->bytes).first(block->size);
+      message.Append(OutputBuffer{bytes, std::move(block)});
+    }
+    return message;
+  }
+
+ private:
+  static constexpr int kBlockBytes = 16 * 1024;
+
+  struct Block {
+    MessageReservation memory;
+    std::vector<std::byte> bytes;
+    size_t size = 0;
+  };
+
+  bool Next(void** data, int* size) override {
+    is_full_ = is_full_ || size_ > most_;
+    if (is_full_) return false;
+    MessageReservation memory = call_.engine().ChargeMessage(kBlockBytes, call_.caller_memory());
+    blocks_.push_back(std::make_shared<Block>(
+        Block{std::move(memory), std::vector<std::byte>(kBlockBytes), kBlockBytes}));
+    size_ += kBlockBytes;
+    *data = blocks_.back()->bytes.data();
+    *size = kBlockBytes;
+    return true;
+  }
+  void BackUp(int count) override {
+    blocks_.back()->size -= static_cast<size_t>(count);
+    size_ -= count;
+  }
+  int64_t ByteCount() const override { return size_; }
+
+  const int64_t most_;
+  const Call& call_;
+  std::vector<std::shared_ptr<Block>> blocks_;
+  int64_t size_ = 0;
+  bool is_full_ = false;
+};
+
 }  // namespace
 
 Json ToJson(const Message& message) {
@@ -81,6 +149,32 @@ Json ToJson(const Message& message) {
                                                  : ValueOf(message, field, -1);
   }
   return object;
+}
+
+absl::StatusOr<ResponseMessage> ToProtoJson(const google::protobuf::Descriptor& type,
+                                            const std::string& serialized, int64_t max_json_bytes,
+                                            const Call& call) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  google::protobuf::io::ArrayInputStream input(serialized.data(),
+                                               static_cast<int>(serialized.size()));
+  ChargedText text(max_json_bytes, call);
+  const auto status =
+      google::protobuf::util::BinaryToJsonStream(&Resolver(), UrlOf(type), &input, &text, options);
+  if (text.is_too_long()) return AnswerHasTooMuchJson(max_json_bytes);
+  if (!status.ok()) return absl::InternalError("the response can't be written in JSON");
+  return text.TakeMessage();
+}
+
+absl::StatusOr<std::string> FromProtoJson(const google::protobuf::Descriptor& type,
+                                          absl::string_view json) {
+  std::string message;
+  const auto status = google::protobuf::util::JsonToBinaryString(
+      &Resolver(), UrlOf(type), {json.data(), json.size()}, &message, {});
+  if (status.ok()) return message;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "not a ", type.full_name(),
+      " in JSON: ", absl::string_view(status.message().data(), status.message().size())));
 }
 
 }  // namespace rapt

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import ml_dtypes
@@ -283,6 +284,11 @@ def ask(server, path, message=None):
         return error.code, json.load(error)
 
 
+def oip_tensor(name, array):
+    """As an input of the Open Inference Protocol."""
+    return {"name": name, "datatype": "FP32", "shape": array.shape, "data": array.tolist()}
+
+
 def tensor(array):
     return {"dtype": "FP32", "shape": array.shape, "data": base64.b64encode(array.tobytes()).decode()}
 
@@ -311,6 +317,93 @@ def test_diagnosis(server):
     assert "nanCount" in json.dumps(report)
     call["call"]["k"]["shape"] = [1, 1, 1, 1]
     assert ask(server, "/rapt/v1/diagnose", call)[0] == 400
+
+
+def test_tensors_may_be_those_of_the_open_inference_protocol(server):
+    arrays = {name.lower(): array for name, array in qkv().items()}
+    want = ask(server, "/rapt/v1/attend", {name: tensor(array) for name, array in arrays.items()})
+    assert want[0] == 200
+    named = {name: oip_tensor(name, array) for name, array in arrays.items()}
+    flat = {
+        name: {"data": array.ravel().tolist(), "shape": array.shape, "dtype": "FP32"} for name, array in arrays.items()
+    }
+    for call in (named, flat):
+        status, answer = ask(server, "/rapt/v1/attend", call)
+        assert status == 200 and answer["y"] == want[1]["y"], answer
+        status, report = ask(server, "/rapt/v1/diagnose", {"call": call})
+        np.testing.assert_allclose(report["inputs"][1]["max"], arrays["k"].max())
+
+
+@pytest.mark.parametrize(
+    "dtype, data, named",
+    [
+        ("FP32", [1e39], "q has 1e+39 in data; it must be a number within the type"),
+        ("FP16", [[65520]], "q has 65520 in data"),
+        ("FP32", [None], "q has null in data"),
+        ("FP32", [{}], "q has an object in data"),
+        ("FP32", ["inf"], "q has 'inf' in data"),
+        ("FP32", [1, 2], "q"),
+        ("FP8", [1], "q has dtype 'FP8' and numbers in data; it must be FP32"),
+        (None, [1], "q has dtype '' and numbers in data"),
+        ("UINT8", [1], "q has dtype 'UINT8' and numbers in data"),
+    ],
+)
+def test_wrong_numbers_are_refused_by_name(server, dtype, data, named):
+    q = {"shape": [1, 1, 1, 1], "data": data} | ({"dtype": dtype} if dtype else {})
+    status, error = ask(server, "/rapt/v1/attend", {"q": q, "k": tensor(np.zeros((1, 1, 1, 1), np.float32))})
+    assert status == 400 and named in error["error"], error
+
+
+@pytest.mark.parametrize(
+    "body", ["{", "[]", '{"q":{"data":' + "[" * 1000, '{"q":' * 100, '{"q":{"data":[1e400]}}', '{"q":{"shape":1,"data":[NaN]}}', '{"q":{"name":{"a":[1]}}}', '{"q":{"name":1}}', '{"q":[{"data":[1]}]}', '{"q":{"data":"*"}}']
+)
+def test_hostile_json_is_refused(server, body):
+    for path in ("attend", "diagnose", "caches/append"):
+        request = urllib.request.Request(f"http://{server.http_address}/rapt/v1/{path}", body.encode())
+        with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+            urllib.request.urlopen(request)
+        assert json.load(caught.value)["error"]
+
+
+def test_caches_are_listed_in_pages(server):
+    shape = {"layers": 1, "kvHeads": 1, "headSize": 4}
+    for n in range(5):
+        status, _ = ask(server, "/rapt/v1/caches", {"name": f"page-{n}", "shapes": [shape], "dtype": "FP32"})
+        assert status == 200
+    names, token, pages = [], "", 0
+    while pages == 0 or token:
+        query = {"pageSize": 2, "namePrefix": "page-", "pageToken": token}
+        status, caches = ask(server, "/rapt/v1/caches?" + urllib.parse.urlencode(query))
+        assert status == 200, caches
+        assert len(caches["caches"]) <= 2
+        names += [cache["name"] for cache in caches["caches"]]
+        token, pages = caches["nextPageToken"], pages + 1
+    assert names == [f"page-{n}" for n in range(5)] and pages == 3
+    assert len(ask(server, "/rapt/v1/caches")[1]["caches"]) >= 5
+
+
+@pytest.mark.parametrize(
+    "query, named",
+    [("pageSize=x", "page_size"), ("size=2", "size"), ("pageSize=%4", "query"), ("pageToken=no", "page_token")],
+)
+def test_a_wrong_query_is_refused_by_name(server, query, named):
+    status, error = ask(server, f"/rapt/v1/caches?{query}")
+    assert status == 400 and named in error["error"], error
+
+
+def test_a_get_request_has_no_body(server):
+    request = urllib.request.Request(f"http://{server.http_address}/rapt/v1/caches", b"{}", method="GET")
+    with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+        urllib.request.urlopen(request)
+    assert "parameters of the query" in json.load(caught.value)["error"]
+
+
+def test_answers_have_a_limit():
+    with RaptServer("--max_json_bytes=300") as small:
+        call = {"batch": 1, "queryHeads": 1, "lengths": list(range(1, 65))}
+        for path, message in (("server", None), ("estimate-memory", call)):
+            status, error = ask(small, f"/rapt/v1/{path}", message)
+            assert status == 413 and "--max_json_bytes allows 300" in error["error"]
 
 
 def numbers(answer):

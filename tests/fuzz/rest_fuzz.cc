@@ -1,6 +1,6 @@
 // Any bytes as the head of an HTTP request, as a chunked body, or as a request for inference in
-// JSON with binary data, from its decoding to its answer, which must be JSON. The first byte
-// chooses.
+// JSON with binary data, from its decoding to its answer, which must be JSON, or as tensors of
+// rapt.v1 in JSON. The first byte chooses.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -15,12 +15,14 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/timer.h"
+#include "proto/rapt/v1/attention.pb.h"
 #include "server/admission/gate.h"
 #include "server/engine.h"
 #include "server/execution/executor.h"
 #include "server/protocols/message_parts.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/oip/json_codec.h"
+#include "server/protocols/rapt/json_tensors.h"
 #include "server/wire/http/body_framing.h"
 #include "server/wire/http/head_parser.h"
 
@@ -81,14 +83,22 @@ void CheckRefusal(const absl::Status& status) {
              "an input caused an internal error");
 }
 
+void ReadTensors(absl::string_view json) {
+  const auto text = native::WithBinaryTensors(*v1::DiagnoseRequest::descriptor(), json);
+  if (!text.ok()) return CheckRefusal(text.status());
+  RAPT_CHECK(nlohmann::json::accept(*text), "the rewritten JSON is no JSON");
+  RAPT_CHECK(text->size() <= json.size() * native::kTextBytesPerJsonByte,
+             "the rewritten JSON has more bytes than were reserved");
+}
+
 void Infer(const std::string& body, int64_t json_bytes) {
   const ByteSlice slice = {reinterpret_cast<const std::byte*>(body.data()), 0,
                            static_cast<int64_t>(body.size())};
   const MessageBytes message = {{{&slice, body.empty() ? 0U : 1U}, 0}, slice.end};
-  auto fields = oip::ReadJsonInfer(message, json_bytes, TheServer().pool);
+  auto fields = oip::ReadJsonInfer(message, json_bytes, kMaxJsonBytes, TheServer().pool);
   if (!fields.ok()) return CheckRefusal(fields.status());
-  const oip::BinaryOutputs binary = (*fields)->binary;
   (*fields)->message.set_model_name("attention");
+  const oip::BinaryOutputs binary = (*fields)->binary;
   auto decoded = oip::DecodeInfer(*std::move(fields), TheServer().clock.Now(),
                                   TheServer().shared_memory, nullptr, {});
   if (!decoded.ok()) return CheckRefusal(decoded.status());
@@ -100,6 +110,8 @@ void Infer(const std::string& body, int64_t json_bytes) {
   const auto answer = oip::EncodeJsonInfer(binary, *decoded, result, kMaxJsonBytes);
   if (!answer.ok()) return CheckRefusal(answer.status());
   RAPT_CHECK(nlohmann::json::accept(answer->json), "the answer is no JSON");
+  RAPT_CHECK(static_cast<int64_t>(answer->json.size()) <= decoded->encoding_bytes,
+             "the answer has more bytes than were reserved");
 }
 
 }  // namespace
@@ -108,7 +120,7 @@ void Infer(const std::string& body, int64_t json_bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 3) return 0;
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       rapt::ParseHead(bytes.substr(1));
       return 0;
@@ -118,9 +130,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 2:
       rapt::Infer(std::string(bytes.substr(1)), static_cast<int64_t>(size) - 1);
       return 0;
-    default:
+    case 3:
       rapt::Infer(std::string(bytes.substr(3)),
                   std::min<int64_t>(data[1] * 256 + data[2], static_cast<int64_t>(size) - 3));
+      return 0;
+    default:
+      rapt::ReadTensors(bytes.substr(1));
       return 0;
   }
 }

@@ -129,6 +129,24 @@ class EngineTest : public ::testing::Test {
   Engine engine_{options_, gate_, pool_, executor_};
 };
 
+// Memory for a response's encoding waits with that of the outputs, so that it is there in the end.
+TEST_F(EngineTest, ReservesTheMemoryOfTheEncodingWithTheOutputs) {
+  constexpr int64_t kBytes = 1 << 20;
+  Request request = HandComputed().ToRequest();
+  request.encoding_bytes = kBytes;
+  Result result = Run(std::move(request)).result;
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_GE(gate_.reserved_bytes(), kBytes);
+  result.encoding_memory = nullptr;
+  EXPECT_LT(gate_.reserved_bytes(), kBytes);
+  result.outputs = {};
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
+  request = HandComputed().ToRequest();
+  request.encoding_bytes = kBudgetBytes;
+  EXPECT_EQ(Run(std::move(request)).result.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
+}
+
 TEST_F(EngineTest, ComputesTheHandComputedExample) {
   const Outcome outcome = Run(HandComputed().ToRequest());
   ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;

@@ -44,15 +44,15 @@ std::string Call(absl::string_view v, absl::string_view datatype = "FP32",
                       ",", Input("V", v, datatype), "]", more, "}");
 }
 
-// The binary data of Q, K and V follows.
+// An input of `tokens` rows of 64 elements, whose binary data follows.
+std::string BinaryInput(absl::string_view name, int64_t tokens, int64_t bytes) {
+  return absl::StrCat(R"({"name":")", name, R"(","shape":[1,1,)", tokens,
+                      R"(,64],"datatype":"FP32","parameters":{"binary_data_size":)", bytes, "}}");
+}
+
 std::string BinaryInputs(int64_t tokens, int64_t bytes) {
-  std::vector<std::string> inputs;
-  for (const char* name : {"Q", "K", "V"}) {
-    inputs.push_back(absl::StrCat(R"({"name":")", name, R"(","shape":[1,1,)", tokens,
-                                  R"(,64],"datatype":"FP32","parameters":{"binary_data_size":)",
-                                  bytes, "}}"));
-  }
-  return absl::StrCat("{\"inputs\":[", absl::StrJoin(inputs, ","), "]}");
+  return absl::StrCat("{\"inputs\":[", BinaryInput("Q", tokens, bytes), ",",
+                      BinaryInput("K", tokens, bytes), ",", BinaryInput("V", tokens, bytes), "]}");
 }
 
 std::string JsonLength(absl::string_view json) {
@@ -359,7 +359,7 @@ TEST_F(RestTest, ADeadlineComesInAHeader) {
           .status,
       400);
   std::string call = LongCall();
-  call.replace(call.find("Content-Length"), 0, "Grpc-Timeout: 200m\r\n");
+  call.replace(call.find("Content-Length"), 0, "Grpc-Timeout: 20m\r\n");
   EXPECT_EQ(RawHttp(server_.http_address()).Ask(call).status, 504);
   EXPECT_EQ(Infer(Call("1", "FP32", R"(,"parameters":{"timeout":1})")).status, 504);
 }
@@ -381,6 +381,53 @@ TEST_F(RestTest, ASenderThatStopsIsEvicted) {
   RawHttp slow_head(server_.http_address());
   slow_head.Send("POST /v2");
   EXPECT_EQ(slow_head.Read().status, 408);
+}
+
+// A body is announced, begun and left.
+TEST_F(RestTest, LeavingWithinABodyReleasesIt) {
+  {
+    RawHttp connection(server_.http_address());
+    connection.Send(LongCall().substr(0, 3 << 20));
+    WaitForMetric(server_, "rapt_open_calls", 1);
+  }
+  WaitForMetric(server_, "rapt_requests_total", 1,
+                {{"method", "v2/ModelInfer"}, {"code", "CANCELLED"}});
+  WaitUntilNothingIsHeld(server_);
+}
+
+// Before any of a body is read, all of it is reserved.
+TEST_F(RestTest, ABodyIsReservedWhenItIsAnnounced) {
+  RawHttp connection(server_.http_address());
+  connection.Send(absl::StrCat("POST ", kInfer,
+                               " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n"
+                               "Inference-Header-Content-Length: 9\r\n\r\n"));
+  WaitForPage(server_, "a reservation", [](const std::string& page) {
+    return SumOnPage(page, "rapt_memory_reserved_bytes") >= 2'000'000;
+  });
+}
+
+TEST(RestReaderTest, AReaderThatStopsIsEvictedAtTheDeadline) {
+  const ServerProcess server({"--default_deadline=2s"});
+  const int64_t tokens = 65536;  // 16 MiB of Y
+  const std::string json = absl::StrCat(
+      "{\"inputs\":[", BinaryInput("Q", tokens, tokens * 256), ",", BinaryInput("K", 1, 256), ",",
+      BinaryInput("V", 1, 256), R"(],"parameters":{"binary_data_output":true}})");
+  const std::string tensors(static_cast<size_t>(tokens + 2) * 256, '\0');
+  RawHttp connection(server.http_address());
+  connection.Send(RequestText("POST", kInfer, json + tensors, JsonLength(json)));
+  WaitForMetric(server, "rapt_deadline_exceeded_total", 1, {{"phase", "send"}});
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(RestAddressTest, ServesOnIpv6) {
+  const ServerProcess server({"--http_address=[::1]:0"});
+  const auto ask = [&server](absl::string_view host) {
+    return RawHttp(server.http_address())
+        .Ask(absl::StrCat("GET /v2/health/ready HTTP/1.1\r\nHost: ", host, "\r\n\r\n"))
+        .status;
+  };
+  EXPECT_EQ(ask("[::1]"), 200);
+  EXPECT_EQ(ask("evil.example"), 403);
 }
 
 class SmallRestTest : public RestTest {
@@ -481,6 +528,45 @@ TEST_F(SmallRestTest, MemoryStaysWithinTheBudget) {
   WaitUntilNothingIsHeld(server_);
   if (kRssIsMeaningful) {
     EXPECT_LT(watch.peak() - before, int64_t{96} << 20);
+  }
+}
+
+// Answers of 5 MB of JSON to requests of 1 KiB, which nobody reads.
+TEST(RestMemoryTest, AnswersInJsonStayWithinTheBudget) {
+  constexpr int64_t kBudget = int64_t{64} << 20;
+  constexpr int kCallers = 60;
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget),
+                              "--max_message_bytes=2097152", "--max_queue_delay=2s"});
+  const int64_t rows = 2048, columns = 256;
+  std::string ones(static_cast<size_t>(rows + 1 + columns) * 2, '\0');
+  const std::string json = absl::StrCat(
+      R"({"inputs":[{"name":"Q","shape":[1,1,)", rows,
+      R"(,1],"datatype":"FP16","parameters":{"binary_data_size":)", rows * 2,
+      R"(}},{"name":"K","shape":[1,1,1,1],"datatype":"FP16","parameters":{"binary_data_size":2}},)",
+      R"({"name":"V","shape":[1,1,1,)", columns,
+      R"(],"datatype":"FP16","parameters":{"binary_data_size":)", columns * 2, "}}]}");
+  for (int64_t n = rows + 1; n < rows + 1 + columns; ++n) {
+    ones[2 * n] = '\x01';  // the smallest number, of 13 characters
+  }
+  const int64_t before = RssAnonBytes(server.pid());
+  const MemoryWatch watch(server.pid());
+  std::vector<std::unique_ptr<RawHttp>> connections;
+  for (int n = 0; n < kCallers; ++n) {
+    const std::string from = absl::StrCat("127.0.0.", 2 + n);
+    connections.push_back(std::make_unique<RawHttp>(server.http_address(), from));
+    connections.back()->Send(RequestText("POST", kInfer, json + ones, JsonLength(json)));
+  }
+  WaitForPage(server, "answers that nobody reads", [&](const std::string& page) {
+    EXPECT_LE(SumOnPage(page, "rapt_memory_reserved_bytes"), kBudget);
+    return SumOnPage(page, "rapt_requests_total", {{"method", "v2/ModelInfer"}}) > 0;
+  });
+  for (auto& connection : connections) {
+    EXPECT_THAT(connection->Read().status, ::testing::AnyOf(0, 200, 429));
+  }
+  connections.clear();
+  WaitUntilNothingIsHeld(server);
+  if (kRssIsMeaningful) {
+    EXPECT_LT(watch.peak() - before, kBudget + (int64_t{32} << 20));
   }
 }
 

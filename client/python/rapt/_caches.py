@@ -6,6 +6,7 @@ import math
 import secrets
 import threading
 import time
+import urllib.parse
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -404,7 +405,8 @@ class Caches:
         found: list[CacheInfo] = []
         request = {"namePrefix": name_prefix}
         while True:
-            page = self.server.ask(_Page, "GET", "/rapt/v1/caches", request, timeout)
+            path = "/rapt/v1/caches?" + urllib.parse.urlencode(request)
+            page = self.server.ask(_Page, "GET", path, {}, timeout)
             found += page.caches
             if not page.next_page_token:
                 return found

@@ -453,13 +453,15 @@ absl::Status Unavailable(const RequestedOutput& output) {
 }
 
 // Sets the shapes and destinations of the outputs. REQUIRES: the call is resolved.
-absl::Status PlaceOutputs(SharedTensors& shared_tensors, DecodedInfer& decoded) {
-  absl::InlinedVector<const TensorSpec*, 5> in_message;
+absl::Status PlaceOutputs(const InferFields& fields, SharedTensors& shared_tensors,
+                          DecodedInfer& decoded) {
+  absl::InlinedVector<const TensorSpec*, 5> in_message, all;
   const RoleSet available = decoded.request.Outputs();
   for (RequestedOutput& output : decoded.outputs) {
     if (!available.contains(output.role)) return Unavailable(output);
     output.spec = decoded.request.call.outputs[output.role];
     if (decoded.session) output.spec = SessionOutput(*decoded.session, output.role, output.spec);
+    all.push_back(output.shared ? nullptr : &output.spec);
     if (!output.shared) {
       in_message.push_back(&output.spec);
       continue;
@@ -469,6 +471,9 @@ absl::Status PlaceOutputs(SharedTensors& shared_tensors, DecodedInfer& decoded) 
     if (!place.ok()) return place.status();
     decoded.request.places[output.role] = *place;
   }
+  const absl::StatusOr<int64_t> encoding = fields.EncodingBytes(all);
+  if (!encoding.ok()) return encoding.status();
+  decoded.request.encoding_bytes = decoded.encoding_bytes = *encoding;
   return CheckResponseSize(in_message);
 }
 
@@ -571,10 +576,11 @@ absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fiel
   decoded.request.owner = fields;  // the request reads small typed contents in it
   if (status.ok() && model == Model::kAttentionSession) {
     status = ReadSession(message, calls, decoded);
+    decoded.fields = std::move(fields);
     decoded.shared_tensors = std::make_unique<SharedTensors>(std::move(shared_tensors));
   } else if (status.ok()) {
     status = ResolveCall(calls, decoded.request);
-    if (status.ok()) status = PlaceOutputs(shared_tensors, decoded);
+    if (status.ok()) status = PlaceOutputs(*fields, shared_tensors, decoded);
     std::move(shared_tensors).TransferTo(decoded.request);
   }
   if (!status.ok()) return status;
@@ -590,7 +596,8 @@ absl::Status CompleteSession(Request started, DecodedInfer& decoded) {
   started.deadline = read.deadline;
   started.priority = read.priority;
   decoded.request = std::move(started);
-  absl::Status status = PlaceOutputs(*decoded.shared_tensors, decoded);
+  absl::Status status = PlaceOutputs(*decoded.fields, *decoded.shared_tensors, decoded);
+  decoded.fields = nullptr;
   std::move(*decoded.shared_tensors).TransferTo(decoded.request);
   return status;
 }

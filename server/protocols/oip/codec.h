@@ -35,6 +35,8 @@ struct DecodedInfer {
   // Of attention_session: `request` has neither inputs nor an operator until CompleteSession().
   std::optional<SessionCall> session = {};
   std::unique_ptr<SharedTensors> shared_tensors = {};  // of a session
+  std::shared_ptr<const InferFields> fields = {};      // likewise
+  int64_t encoding_bytes = 0;                          // those of `request`
 };
 
 // Returns the type of "FP32"; nullopt if no tensor has it.

@@ -3,9 +3,12 @@
 
 #include <google/protobuf/arena.h>
 
+#include <cstdint>
 #include <map>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/request.h"
 
@@ -19,6 +22,16 @@ struct InferFields {
     int field;
     InputBytes bytes;
   };
+
+  virtual ~InferFields() = default;
+
+  // Returns the bytes of memory that the encoding of a response with these outputs takes in
+  // addition to them. Null: the output is in shared memory. ResourceExhausted if the response would
+  // be too large.
+  virtual absl::StatusOr<int64_t> EncodingBytes(
+      absl::Span<const TensorSpec* const> /*outputs*/) const {
+    return 0;
+  }
 
   bool HasContents(int input) const {
     return message.inputs(input).has_contents() || contents.count(input) > 0;

@@ -15,15 +15,15 @@
 #include "attention/half.h"
 #include "base/checked_math.h"
 #include "base/json_string.h"
+#include "server/protocols/json_limits.h"
+#include "server/protocols/json_numbers.h"
 #include "server/protocols/oip/parameters.h"
-#include "server/rejection.h"
 
 namespace rapt::oip {
 namespace {
 
 using InputTensor = inference::ModelInferRequest::InferInputTensor;
 using OutputTensor = inference::ModelInferRequest::InferRequestedOutputTensor;
-using Scalar = std::variant<bool, int64_t, uint64_t, double, absl::string_view>;
 
 constexpr char kBinarySize[] = "binary_data_size";         // of an input or of an answer's output
 constexpr char kBinary[] = "binary_data";                  // of a requested output
@@ -38,117 +38,6 @@ constexpr int kMaxRank = 64;
 template <typename... Parts>
 absl::Status Invalid(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
-std::string TextOf(const Scalar& value) {
-  if (const bool* const flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
-  if (const auto* const text = std::get_if<absl::string_view>(&value)) {
-    return absl::StrCat("'", text->substr(0, 64), "'");
-  }
-  if (const auto* const real = std::get_if<double>(&value)) return absl::StrCat(*real);
-  if (const auto* const integer = std::get_if<int64_t>(&value)) return absl::StrCat(*integer);
-  return absl::StrCat(std::get<uint64_t>(value));
-}
-
-// Returns the integer; nullopt if it is none or exceeds int64_t.
-std::optional<int64_t> IntegerOf(const Scalar& value) {
-  if (const auto* const integer = std::get_if<int64_t>(&value)) return *integer;
-  const auto* const natural = std::get_if<uint64_t>(&value);
-  if (natural == nullptr || *natural > std::numeric_limits<int64_t>::max()) return std::nullopt;
-  return static_cast<int64_t>(*natural);
-}
-
-// Returns the real number, which may be "NaN", "Infinity" or "-Infinity", as in ProtoJSON.
-std::optional<double> RealOf(const Scalar& value) {
-  if (const auto* const real = std::get_if<double>(&value)) return *real;
-  if (const auto* const integer = std::get_if<int64_t>(&value)) {
-    return static_cast<double>(*integer);
-  }
-  if (const auto* const natural = std::get_if<uint64_t>(&value)) {
-    return static_cast<double>(*natural);
-  }
-  const auto* const text = std::get_if<absl::string_view>(&value);
-  if (text == nullptr) return std::nullopt;
-  if (*text == "NaN") return std::numeric_limits<double>::quiet_NaN();
-  if (*text == "Infinity") return std::numeric_limits<double>::infinity();
-  if (*text == "-Infinity") return -std::numeric_limits<double>::infinity();
-  return std::nullopt;
-}
-
-// Stores a value; returns false if the type does not have it.
-using Store = bool (*)(const Scalar& value, std::byte* place);
-
-template <typename T>
-bool Put(T value, std::byte* place) {
-  std::memcpy(place, &value, sizeof(value));
-  return true;
-}
-
-template <typename Bits, Bits (*convert)(double), double (*back)(Bits)>
-bool StoreReal(const Scalar& value, std::byte* place) {
-  const std::optional<double> real = RealOf(value);
-  if (!real) return false;
-  const Bits bits = convert(*real);
-  return std::isinf(back(bits)) == std::isinf(*real) && Put(bits, place);
-}
-
-float ToFloat(double value) {
-  // A conversion of what no float rounds to is undefined.
-  constexpr double kLargest = 0x1.ffffffp127;
-  if (std::isfinite(value) && std::abs(value) >= kLargest) {
-    return std::copysign(std::numeric_limits<float>::infinity(),
-                         static_cast<float>(value > 0) - 0.5F);
-  }
-  return static_cast<float>(value);
-}
-double FromFloat(float value) { return value; }
-double Same(double value) { return value; }
-
-template <typename T>
-bool StoreInteger(const Scalar& value, std::byte* place) {
-  const std::optional<int64_t> integer = IntegerOf(value);
-  if (!integer || *integer < std::numeric_limits<T>::min() ||
-      *integer > std::numeric_limits<T>::max()) {
-    return false;
-  }
-  return Put(static_cast<T>(*integer), place);
-}
-
-bool StoreBool(const Scalar& value, std::byte* place) {
-  if (const bool* const flag = std::get_if<bool>(&value)) return Put<uint8_t>(*flag ? 1 : 0, place);
-  const std::optional<int64_t> integer = IntegerOf(value);
-  if (!integer || *integer < 0 || *integer > 1) return false;
-  return Put(static_cast<uint8_t>(*integer), place);
-}
-
-struct NumberType {
-  Store store;
-  absl::string_view allowed;
-};
-
-NumberType NumberTypeOf(DType dtype) {
-  constexpr absl::string_view kReal =
-      R"(it must be a number within the type, "NaN", "Infinity" or "-Infinity")";
-  constexpr absl::string_view kInteger = "it must be an integer within the type";
-  switch (dtype) {
-    case DType::kFloat32:
-      return {StoreReal<float, ToFloat, FromFloat>, kReal};
-    case DType::kFloat16:
-      return {StoreReal<uint16_t, DoubleToHalf, HalfToDouble>, kReal};
-    case DType::kBFloat16:
-      return {StoreReal<uint16_t, DoubleToBFloat16, BFloat16ToDouble>, kReal};
-    case DType::kFloat64:
-      return {StoreReal<double, Same, Same>, kReal};
-    case DType::kBool:
-      return {StoreBool, "it must be true, false, 0 or 1"};
-    case DType::kInt64:
-      return {StoreInteger<int64_t>, kInteger};
-    case DType::kInt32:
-      return {StoreInteger<int32_t>, kInteger};
-    case DType::kInt8:
-      return {StoreInteger<int8_t>, kInteger};
-  }
-  return {};
 }
 
 // What is known of an input apart from its message.
@@ -296,7 +185,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool OnScalar(const Scalar& value) {
+  bool OnScalar(const JsonScalar& value) {
     const auto* const text = std::get_if<absl::string_view>(&value);
     switch (place()) {
       case Place::kRequest:
@@ -329,7 +218,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     }
   }
 
-  bool OnExtent(const Scalar& value) {
+  bool OnExtent(const JsonScalar& value) {
     if (input().shape_size() == kMaxRank) return TooMany(kMaxRank, "extents in a shape");
     const std::optional<int64_t> extent = IntegerOf(value);
     if (!extent) {
@@ -339,7 +228,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool OnParameter(const Scalar& value) {
+  bool OnParameter(const JsonScalar& value) {
     const Place owner = stack_[stack_.size() - 2];
     if (owner == Place::kInput && key_ == kBinarySize) {
       const std::optional<int64_t> bytes = IntegerOf(value);
@@ -386,11 +275,11 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     return result_->message.mutable_parameters();
   }
 
-  bool OnNumber(const Scalar& value) {
+  bool OnNumber(const JsonScalar& value) {
     InputState& state = inputs_.back();
     ++state.count;
     if (state.place.data() == nullptr || state.count > state.wanted) return true;
-    const NumberType type = NumberTypeOf(*state.dtype);
+    const JsonNumbers type = JsonNumbersOf(*state.dtype);
     if (type.store(value, state.place.data() + (state.count - 1) * SizeOf(*state.dtype)))
       return true;
     return Fail(Invalid(InputName(), " has ", TextOf(value), " in data of ", NameOf(*state.dtype),
@@ -556,18 +445,39 @@ void AppendElement(DType dtype, const std::byte* data, int64_t index, std::strin
   }
 }
 
-absl::Status TooMuchJson(int64_t most) {
-  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                absl::StrCat("the answer has more than ", most,
-                             " bytes of JSON, the limit of --max_json_bytes; ask for binary data"));
+// Bytes of JSON for a number of the type and what separates it from the next, at most.
+int64_t MaxTextBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:  // -1.7976931348623157e+308
+      return 25;
+    case DType::kInt64:
+      return 21;
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16:  // -3.4028235e+38
+      return 15;
+    case DType::kInt32:
+      return 12;
+    case DType::kBool:
+      return 6;
+    case DType::kInt8:
+      return 5;
+  }
+  return 0;
 }
+constexpr int64_t kLeastTextBytes = 2;  // "0,"
+
+// Ample for an answer without outputs, and for an output without its numbers, both without texts of
+// the request: the id and names of regions.
+constexpr int64_t kMaxFieldBytes = 1024;
+constexpr int64_t kMaxEscapedBytes = 6;  // of a byte: "\u0000"
 
 absl::Status AppendData(const OutputBuffer& output, DType dtype, int64_t most, std::string& out) {
   const auto count = static_cast<int64_t>(output.bytes.size()) / SizeOf(dtype);
   for (int64_t i = 0; i < count; ++i) {
     if (i > 0) out += ',';
     AppendElement(dtype, output.bytes.data(), i, out);
-    if (static_cast<int64_t>(out.size()) > most) return TooMuchJson(most);
+    if (static_cast<int64_t>(out.size()) > most) return AnswerHasTooMuchJson(most);
   }
   return absl::OkStatus();
 }
@@ -582,7 +492,8 @@ void AppendParameters(const SharedReference& shared, int64_t bytes, std::string&
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<JsonInfer>> ReadJsonInfer(const MessageBytes& body,
-                                                         int64_t json_bytes, BufferPool& pool) {
+                                                         int64_t json_bytes, int64_t max_json_bytes,
+                                                         BufferPool& pool) {
   const InputBytes part = body.Part(0, json_bytes);
   std::string copy;
   if (part.in_slices()) {
@@ -604,15 +515,40 @@ absl::StatusOr<std::shared_ptr<JsonInfer>> ReadJsonInfer(const MessageBytes& bod
   }
   Reader& last = second ? *second : first;
   std::shared_ptr<JsonInfer> result = last.TakeResult();
+  result->max_json_bytes = max_json_bytes;
   status = Locate(body, json_bytes, last.inputs(), *result);
   if (!status.ok()) return status;
   return result;
+}
+
+// An answer that is too large for sure is refused before it is computed.
+absl::StatusOr<int64_t> JsonInfer::EncodingBytes(
+    absl::Span<const TensorSpec* const> outputs) const {
+  std::optional<int64_t> least = 0;
+  std::optional<int64_t> most = (static_cast<int64_t>(outputs.size()) + 1) * kMaxFieldBytes +
+                                static_cast<int64_t>(message.ByteSizeLong()) * kMaxEscapedBytes;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i] == nullptr || binary.IsBinary(i)) continue;
+    const absl::StatusOr<int64_t> bytes = ByteSize("an output", *outputs[i]);
+    if (!bytes.ok()) return bytes.status();
+    const DType dtype = outputs[i]->dtype;
+    const int64_t count = *bytes / SizeOf(dtype);
+    const std::optional<int64_t> text = CheckedMul(count, MaxTextBytes(dtype));
+    most = most && text ? CheckedAdd(*most, *text) : std::nullopt;
+    least = least ? CheckedAdd(*least, count) : std::nullopt;
+  }
+  if (!least || *least > max_json_bytes / kLeastTextBytes) {
+    return AnswerHasTooMuchJson(max_json_bytes);
+  }
+  const int64_t limit = max_json_bytes + kMaxFieldBytes;  // EncodeJsonInfer() checks after a field
+  return std::min(most.value_or(limit), limit);
 }
 
 absl::StatusOr<JsonAnswer> EncodeJsonInfer(const BinaryOutputs& binary, const DecodedInfer& decoded,
                                            const Result& result, int64_t max_json_bytes) {
   JsonAnswer answer;
   std::string& json = answer.json;
+  json.reserve(static_cast<size_t>(decoded.encoding_bytes));
   json = "{";
   if (!decoded.id.empty()) {
     json += "\"id\":";
@@ -642,7 +578,9 @@ absl::StatusOr<JsonAnswer> EncodeJsonInfer(const BinaryOutputs& binary, const De
     json += '}';
   }
   json += "]}";
-  if (static_cast<int64_t>(json.size()) > max_json_bytes) return TooMuchJson(max_json_bytes);
+  if (static_cast<int64_t>(json.size()) > max_json_bytes) {
+    return AnswerHasTooMuchJson(max_json_bytes);
+  }
   return answer;
 }
 

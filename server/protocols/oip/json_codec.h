@@ -33,15 +33,21 @@ struct BinaryOutputs {
 // The fields of a request, without the model's name. Owns the tensors that were numbers; others lie
 // in the body.
 struct JsonInfer final : InferFields {
+  // Returns the bytes of the answer's JSON, at most.
+  absl::StatusOr<int64_t> EncodingBytes(absl::Span<const TensorSpec* const> outputs) const override;
+
   std::vector<PooledBuffer> numbers;
   BinaryOutputs binary;
+  int64_t max_json_bytes = 0;  // of the answer
 };
 
 // Reads a body whose first `json_bytes` are JSON. The result refers to the body. Allocates from
-// `pool` at most kTypedBytesPerJsonByte for each byte of JSON. InvalidArgument names the field or
-// the input, the value received and the values allowed. Throws std::bad_alloc.
+// `pool` at most kTypedBytesPerJsonByte for each byte of JSON. The answer may have `max_json_bytes`
+// of JSON. InvalidArgument names the field or the input, the value received and the values allowed.
+// Throws std::bad_alloc.
 absl::StatusOr<std::shared_ptr<JsonInfer>> ReadJsonInfer(const MessageBytes& body,
-                                                         int64_t json_bytes, BufferPool& pool);
+                                                         int64_t json_bytes, int64_t max_json_bytes,
+                                                         BufferPool& pool);
 
 struct JsonAnswer {
   std::string json;
@@ -49,7 +55,7 @@ struct JsonAnswer {
 };
 
 // Encodes an answer. ResourceExhausted if it has more than `max_json_bytes` of JSON. REQUIRES: as
-// EncodeInfer(); `binary` is that of the request.
+// EncodeInfer(); `binary` and `max_json_bytes` are those of the request.
 absl::StatusOr<JsonAnswer> EncodeJsonInfer(const BinaryOutputs& binary, const DecodedInfer& decoded,
                                            const Result& result, int64_t max_json_bytes);
 

@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
@@ -39,6 +40,11 @@ std::optional<std::string> Decode(absl::string_view segment) {
   return decoded;
 }
 
+// The same for a part of a query, where a plus stands for a space, as browsers write it.
+std::optional<std::string> DecodeQuery(absl::string_view part) {
+  return Decode(absl::StrReplaceAll(part, {{"+", "%20"}}));
+}
+
 // Returns the open segments of the path, or nullopt if it does not match.
 std::optional<PathValues> Match(const std::vector<std::string>& pattern,
                                 const std::vector<absl::string_view>& path) {
@@ -63,6 +69,21 @@ absl::string_view PathOf(absl::string_view target) {
     target.remove_prefix(std::min(target.find('/'), target.size()));
   }
   return target.substr(0, target.find('?'));
+}
+
+std::optional<Query> QueryOf(absl::string_view target) {
+  const size_t begin = target.find('?');
+  Query query;
+  if (begin == absl::string_view::npos) return query;
+  for (absl::string_view part : absl::StrSplit(target.substr(begin + 1), '&', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> sides =
+        absl::StrSplit(part, absl::MaxSplits('=', 1));
+    std::optional<std::string> name = DecodeQuery(sides.first);
+    std::optional<std::string> value = DecodeQuery(sides.second);
+    if (!name || !value) return std::nullopt;
+    query.emplace_back(*std::move(name), *std::move(value));
+  }
+  return query;
 }
 
 void Router::Get(const std::string& path, Handler handler) {

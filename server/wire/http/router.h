@@ -1,7 +1,9 @@
 #ifndef RAPT_SERVER_WIRE_HTTP_ROUTER_H_
 #define RAPT_SERVER_WIRE_HTTP_ROUTER_H_
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -20,6 +22,13 @@ using Served = std::variant<Response, CalledMethod>;
 
 // Returns the path of a target: "/a" of "/a?b", and of "http://host/a?b", which proxies send.
 absl::string_view PathOf(absl::string_view target);
+
+// The names and values of a query, in its order.
+using Query = std::vector<std::pair<std::string, std::string>>;
+
+// Returns that of a target: {{"b", "1 2"}} of "/a?b=1+2" or
+// "/a?b=1%202"; nullopt if its encoding is invalid.
+std::optional<Query> QueryOf(absl::string_view target);
 
 // Chooses what serves a request by its path and method. Thread-safe after all calls of Get() and
 // Add().

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/protocols/json_limits.h"
 #include "server/protocols/oip/json_codec.h"
 #include "server/rejection.h"
 #include "server/wire/http/call_method.h"
@@ -37,15 +38,13 @@ struct ModelPath {
   std::string name, version;
 };
 
-// Returns a message of the text and what follows it. The text keeps its memory until it is sent.
-ResponseMessage MessageOf(JsonAnswer answer, Call& call) {
+// Returns a message of the text and what follows it. The text keeps `memory` until it is sent.
+ResponseMessage MessageOf(JsonAnswer answer, std::shared_ptr<const void> memory) {
   struct Text {
     std::string bytes;
-    MessageReservation memory;
+    std::shared_ptr<const void> memory;
   };
-  const auto size = static_cast<int64_t>(answer.json.size());
-  auto text = std::make_shared<Text>(
-      Text{std::move(answer.json), call.engine().ChargeMessage(size, call.caller_memory())});
+  auto text = std::make_shared<Text>(Text{std::move(answer.json), std::move(memory)});
   ResponseMessage message;
   const absl::Span<const std::byte> bytes(reinterpret_cast<const std::byte*>(text->bytes.data()),
                                           text->bytes.size());
@@ -79,10 +78,7 @@ class InferHandler final : public http::BodyHandler {
                        "; it must be one number, at most the ", body, " bytes of the body"));
     }
     if (json <= inference_.max_json_bytes) return json;
-    return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                  absl::StrCat("the request has ", json, " bytes of JSON; at most ",
-                               inference_.max_json_bytes,
-                               " are allowed by --max_json_bytes; send tensors as binary data"));
+    return RequestHasTooMuchJson(json, inference_.max_json_bytes);
   }
 
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
@@ -117,7 +113,7 @@ class InferHandler final : public http::BodyHandler {
 
   absl::StatusOr<std::shared_ptr<JsonInfer>> Read(const MessageBytes& body, int64_t json_bytes) {
     try {
-      return ReadJsonInfer(body, json_bytes, inference_.pool);
+      return ReadJsonInfer(body, json_bytes, inference_.max_json_bytes, inference_.pool);
     } catch (const std::bad_alloc&) {
       return Reject(Rejection::kOutOfMemory, absl::StatusCode::kResourceExhausted,
                     "the system has no memory for the tensors of the request");
@@ -149,7 +145,7 @@ class InferHandler final : public http::BodyHandler {
       head.headers.push_back(
           {"Inference-Header-Content-Length", absl::StrCat(answer->json.size())});
     }
-    call.Respond(std::move(head), MessageOf(*std::move(answer), call.call()));
+    call.Respond(std::move(head), MessageOf(*std::move(answer), result.encoding_memory));
   }
 
   const JsonInference& inference_;

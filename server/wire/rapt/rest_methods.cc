@@ -1,9 +1,10 @@
 #include "server/wire/rapt/rest_methods.h"
 
+#include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
-#include <google/protobuf/util/json_util.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,41 +13,57 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/byte_slice.h"
+#include "base/json_string.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "proto/rapt/v1/cache.pb.h"
-#include "server/rejection.h"
+#include "server/protocols/json_limits.h"
+#include "server/protocols/rapt/json_tensors.h"
 #include "server/wire/http/call_method.h"
+#include "server/wire/json_message.h"
 #include "server/wire/rapt/cache_methods.h"
 #include "server/wire/rapt/methods.h"
 
 namespace rapt::native {
 namespace {
 
+using google::protobuf::Descriptor;
 using google::protobuf::Message;
 
 constexpr char kProtobuf[] = "application/x-protobuf";
 
-// The parsed and the serialized message take at most this many times the bytes of the JSON.
-constexpr int64_t kMessageBytesPerJsonByte = 4;
+// The text with binary tensors, the message and its parser take at most this many times the bytes
+// of the JSON.
+constexpr int64_t kMessageBytesPerJsonByte = 2 * kTextBytesPerJsonByte;
+// Copies of a response while it becomes JSON: serialized, in the parser, and in base64.
+constexpr int64_t kBytesPerResponseByte = 4;
 
 // A method of gRPC as a route.
 struct Route {
   const UnaryMethod& method;
-  const Message& request;  // default instances
-  const Message& response;
+  const Descriptor& request;
+  const Descriptor& response;
+  bool is_query;  // the fields of the request are parameters of the query instead of the body
   JsonThreads& threads;
   int64_t max_json_bytes;
 };
 
-absl::Status TooMuchJson(absl::string_view what, int64_t bytes, int64_t most) {
-  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                absl::StrCat("the ", what, " has ", bytes, " bytes of JSON; at most ", most,
-                             " are allowed by --max_json_bytes"));
-}
-
 bool IsProtobuf(const http::Request& request, absl::string_view header) {
   const absl::string_view value = request.Value(header).value_or("");
   return absl::EqualsIgnoreCase(value.substr(0, value.find(';')), kProtobuf);
+}
+
+// {"pageSize": "10"}: Protocol Buffers' JSON takes numbers as strings.
+absl::StatusOr<std::string> JsonOfQuery(absl::string_view target) {
+  const std::optional<http::Query> query = http::QueryOf(target);
+  if (!query) return absl::InvalidArgumentError("the query of the path is malformed");
+  std::string json = "{";
+  for (const auto& [name, value] : *query) {
+    if (json.size() > 1) json += ',';
+    AppendJsonString(name, json);
+    json += ':';
+    AppendJsonString(value, json);
+  }
+  return json + '}';
 }
 
 // Translates the message of a call and its response, unless they are Protocol Buffers.
@@ -54,16 +71,17 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
  public:
   RestHandler(const Route& route, const http::Request& request)
       : route_(route),
+        target_(request.target),
         handler_(route.method.new_handler()),
         is_chunked_(request.is_chunked),
-        sends_protobuf_(IsProtobuf(request, "content-type")),
+        sends_protobuf_(!route.is_query && IsProtobuf(request, "content-type")),
         accepts_protobuf_(IsProtobuf(request, "accept")) {}
 
  private:
   absl::StatusOr<int64_t> ExtraBytes(int64_t bytes) override {
     if (sends_protobuf_) return 0;
     if (bytes <= route_.max_json_bytes) return bytes * kMessageBytesPerJsonByte;
-    return TooMuchJson("request", bytes, route_.max_json_bytes);
+    return RequestHasTooMuchJson(bytes, route_.max_json_bytes);
   }
 
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
@@ -80,29 +98,28 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
       message_memory_ = call().engine().ChargeMessage(body.size * kMessageBytesPerJsonByte,
                                                       call().caller_memory());
     }
-    if (absl::Status status = Translate(body); !status.ok()) return call_->End(std::move(status));
+    absl::StatusOr<std::string> message = Translate(body);
+    if (!message.ok()) return call_->End(message.status());
+    message_ = *std::move(message);
     slice_ = {reinterpret_cast<const std::byte*>(message_.data()), 0,
               static_cast<int64_t>(message_.size())};
     const absl::Span<const ByteSlice> slices(&slice_, message_.empty() ? 0 : 1);
     handler_->OnMessage({{slices, 0}, slice_.end}, *this);
   }
 
-  absl::Status Translate(const MessageBytes& body) {
+  absl::StatusOr<std::string> Translate(const MessageBytes& body) const {
     if (body.size > route_.max_json_bytes) {  // of a chunked body
-      return TooMuchJson("request", body.size, route_.max_json_bytes);
+      return RequestHasTooMuchJson(body.size, route_.max_json_bytes);
     }
-    const std::unique_ptr<Message> request(route_.request.New());
-    if (body.size > 0) {
-      const auto status =
-          google::protobuf::util::JsonStringToMessage(body.ToString(), request.get());
-      if (!status.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "the body is not a ", request->GetTypeName(),
-            " in JSON: ", absl::string_view(status.message().data(), status.message().size())));
-      }
+    if (route_.is_query && body.size > 0) {
+      return absl::InvalidArgumentError(
+          "the request has a body; its fields must be parameters of the query");
     }
-    message_ = request->SerializeAsString();
-    return absl::OkStatus();
+    if (!route_.is_query && body.size == 0) return std::string();
+    absl::StatusOr<std::string> json =
+        route_.is_query ? JsonOfQuery(target_) : WithBinaryTensors(route_.request, body.ToString());
+    if (!json.ok()) return json;
+    return FromProtoJson(route_.request, *json);
   }
 
   Call& call() override { return call_->call(); }
@@ -110,35 +127,31 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
 
   void Respond(ResponseMessage response) override {
     if (accepts_protobuf_) return call_->Respond({.content_type = kProtobuf}, std::move(response));
-    absl::StatusOr<std::string> json = Translate(std::move(response));
+    absl::StatusOr<ResponseMessage> json = Translate(std::move(response));
     if (!json.ok()) return call_->End(json.status());
-    ResponseMessage body;
-    body.Append(*json);
     message_ = {};
     message_memory_ = {};
-    call_->Respond({}, std::move(body));
+    call_->Respond({}, *std::move(json));
   }
 
-  absl::StatusOr<std::string> Translate(ResponseMessage response) const {
+  absl::StatusOr<ResponseMessage> Translate(ResponseMessage response) {
+    // Nothing gets shorter than the 8 bytes of a double, as "0,".
+    if (response.size() / 4 > route_.max_json_bytes) {
+      return AnswerHasTooMuchJson(route_.max_json_bytes);
+    }
+    const MessageReservation memory = call().engine().ChargeMessage(
+        response.size() * kBytesPerResponseByte, call().caller_memory());
     std::string bytes;
     for (const ResponseMessage::Piece& piece : response.TakePieces()) {
       bytes += piece.bytes;
       bytes.append(reinterpret_cast<const char*>(piece.payload.bytes.data()),
                    piece.payload.bytes.size());
     }
-    const std::unique_ptr<Message> message(route_.response.New());
-    message->ParseFromString(bytes);
-    google::protobuf::util::JsonPrintOptions options;
-    options.always_print_primitive_fields = true;
-    std::string json;
-    const auto status = google::protobuf::util::MessageToJsonString(*message, &json, options);
-    if (!status.ok()) return absl::InternalError("the response can't be written in JSON");
-    const auto size = static_cast<int64_t>(json.size());
-    if (size > route_.max_json_bytes) return TooMuchJson("answer", size, route_.max_json_bytes);
-    return json;
+    return ToProtoJson(route_.response, bytes, route_.max_json_bytes, call());
   }
 
   const Route& route_;
+  const std::string target_;
   const std::unique_ptr<MessageHandler> handler_;
   const bool is_chunked_;
   const bool sends_protobuf_;
@@ -157,7 +170,8 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
                        const char* name, const Message& request, const Message& response) {
     const auto found = json.methods.find(absl::StrCat("/", service, "/", name));
     const auto route = std::make_shared<const Route>(
-        Route{found->second, request, response, json.threads, json.max_json_bytes});
+        Route{found->second, *request.GetDescriptor(), *response.GetDescriptor(),
+              absl::string_view(http_method) == "GET", json.threads, json.max_json_bytes});
     router.Add(http_method, path,
                {.observe = observe(absl::StrCat("rapt/v1/", name)),
                 .traits = found->second.traits,

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -24,7 +27,7 @@ class JsonCodecTest : public ::testing::Test {
   absl::StatusOr<std::shared_ptr<JsonInfer>> Read(const std::string& json) {
     const auto size = static_cast<int64_t>(json.size());
     slice_ = {reinterpret_cast<const std::byte*>(json.data()), 0, size};
-    return ReadJsonInfer({{{&slice_, 1}, 0}, size}, size, pool_);
+    return ReadJsonInfer({{{&slice_, 1}, 0}, size}, size, kJsonBytes, pool_);
   }
 
   test::FakeClock clock_;
@@ -65,6 +68,61 @@ TEST_F(JsonCodecTest, AFieldOfAnInputComesOnce) {
     const std::string json = absl::StrCat(
         R"({"inputs":[{"name":"Q","shape":[1],"datatype":"FP32","data":[1],)", field, "}]}");
     EXPECT_THAT(Read(json).status().message(), HasSubstr("twice")) << json;
+  }
+}
+
+// The memory of an answer is reserved before it exists, so the bound has to hold for every number.
+TEST_F(JsonCodecTest, AnAnswerHasNoMoreBytesThanWereReserved) {
+  const auto bits = [](auto value) {
+    std::string text(sizeof(value), '\0');
+    std::memcpy(text.data(), &value, sizeof(value));
+    return text;
+  };
+  const std::pair<DType, std::string> longest[] = {
+      {DType::kFloat64, bits(-std::numeric_limits<double>::max())},
+      {DType::kFloat64, bits(-2.2250738585072014e-308)},
+      {DType::kFloat32, bits(-std::numeric_limits<float>::max())},
+      {DType::kFloat32, bits(-1.17549435e-38F)},
+      {DType::kFloat32, bits(-std::numeric_limits<float>::infinity())},
+      {DType::kFloat16, bits(uint16_t{0x8001})},
+      {DType::kBFloat16, bits(uint16_t{0x8001})},
+      {DType::kInt64, bits(std::numeric_limits<int64_t>::min())},
+      {DType::kInt32, bits(std::numeric_limits<int32_t>::min())},
+      {DType::kInt8, bits(int8_t{-128})},
+      {DType::kBool, bits(uint8_t{0})},
+  };
+  constexpr int64_t kNumbers = 10000;
+  for (const auto& [dtype, element] : longest) {
+    std::string bytes;
+    for (int64_t n = 0; n < kNumbers; ++n) bytes += element;
+    const auto fields = Read(R"({"id":"\u0001"})");
+    ASSERT_TRUE(fields.ok());
+    DecodedInfer decoded;
+    decoded.id = "\x01";
+    decoded.outputs.push_back({.name = "Y", .role = Role::kY, .spec = {dtype, {kNumbers}}});
+    const TensorSpec* const spec = &decoded.outputs[0].spec;
+    decoded.encoding_bytes = (*fields)->EncodingBytes({&spec, 1}).value();
+    Result result;
+    result.outputs[Role::kY].bytes = {reinterpret_cast<const std::byte*>(bytes.data()),
+                                      bytes.size()};
+    const auto answer = EncodeJsonInfer((*fields)->binary, decoded, result, kJsonBytes);
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_LE(static_cast<int64_t>(answer->json.size()), decoded.encoding_bytes) << element.size();
+    EXPECT_GT(static_cast<int64_t>(answer->json.size()), kNumbers);
+  }
+}
+
+TEST_F(JsonCodecTest, AnAnswerThatCannotFitIsRefusedBeforeItIsComputed) {
+  const auto fields = Read("{}");
+  ASSERT_TRUE(fields.ok());
+  const auto status_of = [&](int64_t numbers) {
+    const TensorSpec spec = {DType::kFloat32, {numbers}};
+    const TensorSpec* const output = &spec;
+    return (*fields)->EncodingBytes({&output, 1}).status();
+  };
+  EXPECT_TRUE(status_of(kJsonBytes / 2).ok());
+  for (const int64_t numbers : {kJsonBytes / 2 + 1, int64_t{1} << 40, int64_t{1} << 60}) {
+    EXPECT_THAT(status_of(numbers).message(), HasSubstr("ask for binary data")) << numbers;
   }
 }
 

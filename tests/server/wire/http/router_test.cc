@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "server/wire/http/probes.h"
@@ -71,6 +73,15 @@ TEST(RouterTest, OpenSegmentsAreDecoded) {
     EXPECT_THAT(values("GET", target), ElementsAre("none")) << target;
   }
   EXPECT_EQ(ResponseOf(router, "POST", "/m/x").headers[0].value, "GET, HEAD");
+}
+
+TEST(RouterTest, AQueryHasNamesAndValues) {
+  using Pair = std::pair<std::string, std::string>;
+  EXPECT_THAT(QueryOf("/a").value(), ElementsAre());
+  EXPECT_THAT(QueryOf("/a?").value(), ElementsAre());
+  EXPECT_THAT(QueryOf("/a?b=1%202&c&&d=e=f&g+=%2B").value(),
+              ElementsAre(Pair("b", "1 2"), Pair("c", ""), Pair("d", "e=f"), Pair("g ", "+")));
+  EXPECT_EQ(QueryOf("/a?b=%4"), std::nullopt);
 }
 
 TEST(ProbeRoutesTest, ReadinessIsAskedEveryTime) {
