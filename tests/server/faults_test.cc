@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/rapt/v1/attention.pb.h"
@@ -25,6 +26,7 @@
 #include "tests/support/loopback.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/raw_call.h"
+#include "tests/support/raw_http.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::test {
@@ -39,6 +41,7 @@ using std::chrono::milliseconds;
 
 constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
 constexpr char kStreamPath[] = "/inference.GRPCInferenceService/ModelStreamInfer";
+constexpr char kRestPath[] = "/v2/models/attention/infer";
 constexpr char kAttendPath[] = "/rapt.v1.AttentionService/Attend";
 constexpr int64_t kMiB = 1 << 20;
 
@@ -82,6 +85,18 @@ inference::ModelInferRequest WeightsRequest(int64_t length) {
   }
   request.add_outputs()->set_name("qk_matmul_output");
   return request;
+}
+
+// The same in JSON.
+std::string WeightsJson(int64_t length) {
+  std::string inputs;
+  for (const char* name : {"Q", "K", "V"}) {
+    absl::StrAppend(&inputs, inputs.empty() ? "" : ",", R"({"name":")", name,
+                    R"(","datatype":"FP32","shape":[1,1,)", length, R"(,1],"data":[1)");
+    for (int64_t n = 1; n < length; ++n) inputs += ",1";
+    inputs += "]}";
+  }
+  return absl::StrCat(R"({"inputs":[)", inputs, R"(],"outputs":[{"name":"qk_matmul_output"}]})");
 }
 
 // Blocks until this number of calls has arrived, some of which may have ended.
@@ -160,9 +175,31 @@ TEST(FaultsTest, CorruptConnectionsLeaveNothingBehind) {
     for (char& byte : noise) byte = static_cast<char>(random());
     Exchange(server.grpc_address(), noise);
     Exchange(server.metrics_address(), noise);
+    Exchange(server.http_address(), noise);
   }
+  const std::string request = RequestText("POST", kRestPath, WeightsJson(8));
+  for (int n = 0; n < 300; ++n) Exchange(server.http_address(), Corrupt(request, random));
   WaitUntilNothingIsHeld(server);
   ExpectCorrectResults(server, 5);
+}
+
+TEST(FaultsTest, CorruptBodiesGetAClearError) {
+  const ServerProcess server;
+  std::mt19937 random(13);
+  const std::string body = WeightsJson(8);
+  const auto ask = [&server](const std::string& bytes) {
+    return RawHttp(server.http_address()).Ask(RequestText("POST", kRestPath, bytes));
+  };
+  EXPECT_EQ(ask(body).status, 200);
+  for (int n = 0; n < 500; ++n) {
+    const RawResponse response = ask(Corrupt(body, random));
+    EXPECT_THAT(response.status, ::testing::AnyOf(200, 400, 413, 501)) << n << response.body;
+    EXPECT_EQ(response.status == 200, !absl::StartsWith(response.body, "{\"error\":\"")) << n;
+  }
+  const std::string log = server.Log();
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1)
+      << "garbage must not fill the log: " << log;
+  WaitUntilNothingIsHeld(server);
 }
 
 // Makes one call with these bytes as its message. Returns its status.

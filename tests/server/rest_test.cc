@@ -253,6 +253,8 @@ TEST_F(RestTest, AFramingErrorIsAnsweredOnce) {
   const std::string head = absl::StrCat("POST ", kInfer, " HTTP/1.1\r\nHost: localhost\r\n");
   for (const std::string& request :
        {head + "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        head + "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+        head + "Content-Length: 3, 3\r\n\r\nabc",
         head + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         head + "Transfer-Encoding: chunked\r\n\r\nx\r\n",
         head + "Transfer-Encoding: chunked\r\n\r\n1\nx\r\n0\r\n\r\n",
