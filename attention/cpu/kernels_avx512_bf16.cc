@@ -35,13 +35,13 @@ RAPT_INLINE Vec<float> AddDots(Vec<float> sum, __m512i a, __m512i b) {
 struct PairProducts {
   using Real = float;
   static constexpr int64_t kElements = kPairLanes;
-  static constexpr int64_t kSize = kElementBytes;
 
-  RAPT_INLINE static __m512i LoadRow(const float* row, int64_t d) {
-    return LoadPairs(reinterpret_cast<const std::byte*>(row) + d * kElementBytes);
+  RAPT_INLINE static int64_t Offset(int64_t n) { return n * kElementBytes; }
+  RAPT_INLINE static __m512i LoadFrom(const std::byte* row, int64_t n, int64_t /*count*/) {
+    return LoadPairs(row + Offset(n));
   }
-  RAPT_INLINE static __m512i LoadKey(const std::byte* row, int64_t d, int64_t) {
-    return LoadPairs(row + d * kElementBytes);
+  RAPT_INLINE static __m512i LoadRow(const float* row, int64_t d) {
+    return LoadFrom(reinterpret_cast<const std::byte*>(row), d, kElements);
   }
   RAPT_INLINE static Vec<float> Add(Vec<float> sum, __m512i row, __m512i key) {
     return AddDots(sum, row, key);
