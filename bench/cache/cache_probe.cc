@@ -12,6 +12,7 @@
 //     calls                             the same in a call for each cache, from four threads
 //     wire                              one Attend that carries the keys and values of T tokens
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -29,7 +30,9 @@
 #include "attention/mechanism/softmax/ragged_attention.h"
 #include "attention/q8_0.h"
 #include "base/aligned_buffer.h"
+#include "base/buffer_pool.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/thread_pool.h"
 #include "bench/probes.h"
 #include "bench/random_tensor.h"
@@ -107,6 +110,26 @@ class Sequences final : public RaggedSource {
   std::vector<cache::Snapshot> snapshots_;
 };
 
+// K or V in memory as the server has it for a call's tensors: in huge pages, like those of caches.
+class ServedRows {
+ public:
+  explicit ServedRows(const Shape& s) : shape_(s) {
+    static const SteadyClock clock;
+    static BufferPool pool(0, clock);
+    bytes_ = pool.Take(s.sequences * s.kv_heads * s.tokens * kSize * SizeOf(s.dtype));
+    FillWithRandom(s.dtype, bytes_.span());
+  }
+
+  TensorView View() const {
+    const std::array<int64_t, 4> dims = {shape_.sequences, shape_.kv_heads, shape_.tokens, kSize};
+    return {bytes_.data(), shape_.dtype, dims, RowMajorStrides(dims)};
+  }
+
+ private:
+  Shape shape_;
+  PooledBuffer bytes_;
+};
+
 // One plan with its tensors.
 class Job {
  public:
@@ -118,8 +141,8 @@ class Contiguous final : public Job {
  public:
   Contiguous(const Shape& s, int threads)
       : query_(s.dtype, {s.sequences, s.query_heads, 1, kSize}),
-        key_(s.dtype, {s.sequences, s.kv_heads, s.tokens, kSize}),
-        value_(s.dtype, {s.sequences, s.kv_heads, s.tokens, kSize}),
+        key_(s),
+        value_(s),
         output_(s.dtype, {s.sequences, s.query_heads, 1, kSize}) {
     Problem p;
     p.dtype = s.dtype;
@@ -142,7 +165,9 @@ class Contiguous final : public Job {
   }
 
  private:
-  RandomTensor query_, key_, value_, output_;
+  RandomTensor query_;
+  ServedRows key_, value_;
+  RandomTensor output_;
   Plan plan_;
   AlignedBuffer workspace_;
   Arguments arguments_;
