@@ -261,7 +261,8 @@ def test_shared_memory(client):
         result = client.infer("attention", inputs, outputs=[y])
         got = shm.get_contents_as_numpy(handle, np.float32, arrays["Q"].shape, total)
         np.testing.assert_array_equal(got, attend(client, arrays)["Y"])
-        assert result.get_output("Y")["parameters"]["shared_memory_region"] == "http"
+        # Triton's C++ client takes any parameters of an output for those of binary data.
+        assert result.get_output("Y").keys() == {"name", "datatype", "shape"}
         client.unregister_system_shared_memory("http")
         assert client.get_system_shared_memory_status() == []
     finally:

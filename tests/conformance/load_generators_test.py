@@ -50,12 +50,14 @@ def run(command, **kwargs):
     return done.stdout
 
 
+@pytest.mark.parametrize("interface", ["grpc", "http"])
 @pytest.mark.parametrize(
     "names,shared_memory",
     [(REQUIRED, "none"), (INPUTS, "none"), (INPUTS, "system")],
     ids=["required inputs", "all inputs", "shared memory"],
 )
-def test_perf_analyzer(server, tmp_path, names, shared_memory):
+def test_perf_analyzer(server, tmp_path, names, shared_memory, interface):
+    address = server.grpc_address if interface == "grpc" else server.http_address
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{name: tensor(INPUTS[name]) for name in names}]}))
     report = tmp_path / "report.csv"
@@ -63,7 +65,7 @@ def test_perf_analyzer(server, tmp_path, names, shared_memory):
     printed = run(
         [
             PERF_ANALYZER,
-            "-m", "attention", "-i", "grpc", "-u", server.grpc_address,
+            "-m", "attention", "-i", interface, "-u", address,
             f"--input-data={data}", *shapes,
             f"--shared-memory={shared_memory}", "--output-shared-memory-size=65536",
             "--measurement-mode=count_windows", "--measurement-request-count=50",

@@ -482,13 +482,6 @@ absl::Status AppendData(const OutputBuffer& output, DType dtype, int64_t most, s
   return absl::OkStatus();
 }
 
-void AppendParameters(const SharedReference& shared, int64_t bytes, std::string& out) {
-  absl::StrAppend(&out, ",\"parameters\":{\"", kRegionParameter, "\":");
-  AppendJsonString(shared.region, out);
-  absl::StrAppend(&out, ",\"", kRegionOffsetParameter, "\":", shared.offset, ",\"",
-                  kRegionBytesParameter, "\":", bytes, "}");
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<JsonInfer>> ReadJsonInfer(const MessageBytes& body,
@@ -560,14 +553,13 @@ absl::StatusOr<JsonAnswer> EncodeJsonInfer(const BinaryOutputs& binary, const De
   for (size_t i = 0; i < decoded.outputs.size(); ++i) {
     const RequestedOutput& output = decoded.outputs[i];
     const OutputBuffer& buffer = result.outputs[output.role];
-    const auto bytes = static_cast<int64_t>(buffer.bytes.size());
     absl::StrAppend(&json, i > 0 ? "," : "", "{\"name\":\"", output.name, "\",\"datatype\":\"",
                     NameOf(output.spec.dtype), "\",\"shape\":[",
                     absl::StrJoin(output.spec.shape, ","), "]");
     if (output.shared) {
-      AppendParameters(*output.shared, bytes, json);
+      // No parameters, as in Triton: its C++ client takes any for those of binary data.
     } else if (binary.IsBinary(i)) {
-      absl::StrAppend(&json, ",\"parameters\":{\"", kBinarySize, "\":", bytes, "}");
+      absl::StrAppend(&json, ",\"parameters\":{\"", kBinarySize, "\":", buffer.bytes.size(), "}");
       answer.binary.push_back(buffer);
     } else {
       json += ",\"data\":[";
