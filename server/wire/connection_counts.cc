@@ -79,4 +79,36 @@ void ConnectionCounts::Leave(const PeerNetwork& network) {
   if (--own->second == 0) by_network_.erase(own);
 }
 
+bool SharedConnectionCounts::Enter(const PeerNetwork& network) {
+  MutexLock lock(mutex_);
+  const bool has_entered = counts_.Enter(network);
+  if (!has_entered) ++refused_;
+  return has_entered;
+}
+
+void SharedConnectionCounts::Leave(const PeerNetwork& network) {
+  MutexLock lock(mutex_);
+  counts_.Leave(network);
+}
+
+bool SharedConnectionCounts::IsFull() const {
+  MutexLock lock(mutex_);
+  return counts_.IsFull();
+}
+
+bool SharedConnectionCounts::IsAtLimit(const PeerNetwork& network) const {
+  MutexLock lock(mutex_);
+  return counts_.IsAtLimit(network);
+}
+
+int64_t SharedConnectionCounts::count() const {
+  MutexLock lock(mutex_);
+  return counts_.count();
+}
+
+int64_t SharedConnectionCounts::refused() const {
+  MutexLock lock(mutex_);
+  return refused_;
+}
+
 }  // namespace rapt

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "base/mutex.h"
 
 namespace rapt {
 
@@ -45,6 +47,26 @@ class ConnectionCounts {
   const int64_t per_network_;
   int64_t count_ = 0;
   absl::flat_hash_map<PeerNetwork, int64_t> by_network_;
+};
+
+// Counts the connections of several threads, and those refused. Thread-safe.
+class SharedConnectionCounts {
+ public:
+  // As for ConnectionCounts.
+  SharedConnectionCounts(int64_t total, int64_t per_network) : counts_(total, per_network) {}
+
+  bool Enter(const PeerNetwork& network);
+  void Leave(const PeerNetwork& network);
+
+  bool IsFull() const;
+  bool IsAtLimit(const PeerNetwork& network) const;
+  int64_t count() const;
+  int64_t refused() const;
+
+ private:
+  mutable Mutex mutex_;
+  ConnectionCounts counts_ ABSL_GUARDED_BY(mutex_);
+  int64_t refused_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace rapt

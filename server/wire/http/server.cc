@@ -38,27 +38,28 @@ bool IsLoopback(const Descriptor& listening) {
 class Server::Wire final : public ConnectionOwner {
  public:
   Wire(Server& server, const Clock& clock)
-      : loop_(clock, server.calls_ == nullptr ? "rapt-probes" : "rapt-http"),
-        server_(server),
-        counts_(Share(server.settings_.max_connections),
-                Share(server.settings_.max_connections_per_address)) {}
+      : loop_(clock, server.calls_ == nullptr ? "rapt-probes" : "rapt-http"), server_(server) {}
 
   EventLoop& loop() { return loop_; }
-  int64_t count() const { return count_; }
+  // Connections, open or to be opened. Thread-safe, as the next ones.
+  int64_t assigned() const { return assigned_; }
+  // Those that have no call.
+  int64_t replaceable() const { return replaceable_; }
+  void Assign() { ++assigned_; }
 
   void Open(Descriptor socket, const sockaddr_storage& peer) {
     const PeerNetwork network = NetworkOf(peer);
-    if (counts_.IsFull() && MayReplace(network)) waiting_.front()->Close();
-    if (!counts_.Enter(network)) {
-      ++server_.refused_;
+    if (server_.counts_.IsFull() && MayReplace(network)) waiting_.front()->Close();
+    if (!server_.counts_.Enter(network)) {
+      --assigned_;
       return;
     }
     const auto connection =
         std::make_shared<Connection>(loop_, NewSocket(std::move(socket)), PeerNameOf(peer), *this);
     waiting_.push_back(connection.get());
+    replaceable_ = static_cast<int64_t>(waiting_.size());
     open_.emplace(connection.get(), std::unique_ptr<Entry>(new Entry{
                                         network, std::prev(waiting_.end()), true, server_.live_}));
-    count_ = counts_.count();
     connection->Start(network);
   }
 
@@ -80,12 +81,7 @@ class Server::Wire final : public ConnectionOwner {
   // Returns whether a new connection may enter in place of the one that has waited longest.
   bool MayReplace(const PeerNetwork& network) const {
     if (waiting_.empty()) return false;
-    return !counts_.IsAtLimit(network) || open_.at(waiting_.front())->network == network;
-  }
-
-  // Of a limit of the server; 0 is the default.
-  int64_t Share(int64_t limit) const {
-    return limit == 0 ? 0 : std::max<int64_t>(1, limit / server_.settings_.threads);
+    return !server_.counts_.IsAtLimit(network) || open_.at(waiting_.front())->network == network;
   }
 
   const ConnectionSettings& settings() const override { return server_.settings_.connection; }
@@ -101,6 +97,7 @@ class Server::Wire final : public ConnectionOwner {
   void OnCall(Connection& connection) override {
     Entry& entry = *open_.at(&connection);
     if (std::exchange(entry.waits, false)) waiting_.erase(entry.place);
+    replaceable_ = static_cast<int64_t>(waiting_.size());
   }
 
   void OnResponded(Connection& connection) override {
@@ -108,13 +105,14 @@ class Server::Wire final : public ConnectionOwner {
     Entry& entry = *open_.at(&connection);
     entry.waits = true;
     entry.place = waiting_.insert(waiting_.end(), &connection);
+    replaceable_ = static_cast<int64_t>(waiting_.size());
   }
 
   void OnClosed(Connection& connection) override {
     OnCall(connection);
     const auto found = open_.find(&connection);
-    counts_.Leave(found->second->network);
-    count_ = counts_.count();
+    server_.counts_.Leave(found->second->network);
+    --assigned_;
     open_.erase(found);
   }
 
@@ -126,8 +124,7 @@ class Server::Wire final : public ConnectionOwner {
 
   EventLoop loop_;
   Server& server_;
-  ConnectionCounts counts_;
-  std::atomic<int64_t> count_{0};
+  std::atomic<int64_t> assigned_{0}, replaceable_{0};
   absl::flat_hash_map<Connection*, std::unique_ptr<Entry>> open_;
   std::list<Connection*> waiting_;  // without a call, by their last response or their beginning
 };
@@ -137,7 +134,8 @@ Server::Server(ServerSettings settings, Serve serve, const Clock& clock, const C
     : settings_(std::move(settings)),
       serve_(std::move(serve)),
       calls_(calls),
-      port_(listening.port) {
+      port_(listening.port),
+      counts_(settings_.max_connections, settings_.max_connections_per_address) {
   for (int i = 0; i < settings_.threads; ++i) {
     wires_.push_back(std::make_unique<Wire>(*this, clock));
   }
@@ -166,9 +164,19 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerSettings settings, S
       new Server(std::move(settings), std::move(serve), clock, calls, *std::move(listening)));
 }
 
-// Assigns connections to the threads in turn.
+// Assigns a connection to the thread with the fewest. If the server is full, it replaces one of its
+// thread's: then to the one with the most that can be replaced.
+Server::Wire& Server::WireForNext() {
+  const bool is_full = counts_.IsFull();
+  const auto is_better = [is_full](const auto& a, const auto& b) {
+    return is_full ? a->replaceable() > b->replaceable() : a->assigned() < b->assigned();
+  };
+  return **std::min_element(wires_.begin(), wires_.end(), is_better);
+}
+
 void Server::Open(Descriptor socket, const sockaddr_storage& peer) {
-  Wire& wire = *wires_[next_wire_++ % wires_.size()];
+  Wire& wire = WireForNext();
+  wire.Assign();
   wire.loop().Run(
       [&wire, peer, socket = std::move(socket)]() mutable { wire.Open(std::move(socket), peer); });
 }
@@ -179,15 +187,11 @@ void Server::Post(EventLoop::Task task) {
 
 void Server::ExportTo(MetricSink& sink) const {
   sink.AddGauge("rapt_http_open_connections", "Open TCP connections to the HTTP address.", {},
-                [this] {
-                  int64_t count = 0;
-                  for (const auto& wire : wires_) count += wire->count();
-                  return count;
-                });
+                [this] { return counts_.count(); });
   sink.AddCounter("rapt_http_refused_connections_total",
                   "Connections to the HTTP address closed by --max_connections or "
                   "--max_connections_per_address.",
-                  {}, [this] { return refused_.load(); });
+                  {}, [this] { return counts_.refused(); });
 }
 
 void Server::OnEveryConnection(void (Connection::*function)()) {

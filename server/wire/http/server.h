@@ -17,6 +17,7 @@
 #include "base/metric_sink.h"
 #include "server/calls/call.h"
 #include "server/wire/acceptor.h"
+#include "server/wire/connection_counts.h"
 #include "server/wire/event_loop.h"
 #include "server/wire/http/connection.h"
 #include "server/wire/http/router.h"
@@ -34,7 +35,8 @@ struct ServerSettings {
   TlsAcceptor* tls = nullptr;  // null: plain text
   int threads = 1;
   // Beyond this, a new connection replaces the one without a call that has waited longest since its
-  // last response. Where its address is at the next limit, it replaces none of another address.
+  // last response, among those of a thread. Where its address is at the next limit, it replaces
+  // none of another address.
   int64_t max_connections = 128;
   // Beyond this, new ones are refused. 0: a quarter of max_connections.
   int64_t max_connections_per_address = 128;
@@ -84,6 +86,7 @@ class Server {
 
   Server(ServerSettings settings, Serve serve, const Clock& clock, const CallServices* calls,
          ListeningSockets listening);
+  Wire& WireForNext();
   void Open(Descriptor socket, const sockaddr_storage& peer);
   void OnEveryConnection(void (Connection::*function)());
 
@@ -92,11 +95,10 @@ class Server {
   const CallServices* const calls_;
   const int port_;
   std::atomic<bool> is_draining_{false};
-  std::atomic<int64_t> refused_{0};
+  SharedConnectionCounts counts_;
   LiveCount live_;  // calls and connections
   std::vector<std::unique_ptr<Wire>> wires_;
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
-  size_t next_wire_ = 0;  // of the acceptors' thread
   std::atomic<size_t> next_post_{0};
 };
 

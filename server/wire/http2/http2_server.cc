@@ -24,8 +24,8 @@ Http2Server::Http2Server(Http2Settings settings, const CallEnvironment& environm
       pool_(pool),
       methods_(methods),
       stream_methods_(stream_methods),
-      tcp_({settings_.max_connections, settings_.max_connections_per_address}),
-      unix_({settings_.max_connections, settings_.max_connections}) {}
+      tcp_(settings_.max_connections, settings_.max_connections_per_address),
+      unix_(settings_.max_connections, settings_.max_connections) {}
 
 Http2Server::~Http2Server() {
   if (!wires_.empty()) Shutdown(std::chrono::nanoseconds(0));
@@ -56,7 +56,7 @@ absl::Status Http2Server::Start(absl::FunctionRef<void()> on_bound) {
   return absl::OkStatus();
 }
 
-void Http2Server::Listen(Descriptor listening, Connections& connections) {
+void Http2Server::Listen(Descriptor listening, SharedConnectionCounts& connections) {
   acceptors_.push_back(std::make_shared<Acceptor>(
       wires_[0]->loop, std::move(listening),
       [this, &connections](Descriptor socket, const sockaddr_storage& peer) {
@@ -68,21 +68,9 @@ void Http2Server::Listen(Descriptor listening, Connections& connections) {
   acceptors_.back()->Start();
 }
 
-bool Http2Server::Connections::Enter(const PeerNetwork& network) {
-  MutexLock lock(mutex_);
-  const bool has_entered = counts_.Enter(network);
-  if (!has_entered) ++refused_;
-  return has_entered;
-}
-
-void Http2Server::Connections::Leave(const PeerNetwork& network) {
-  MutexLock lock(mutex_);
-  counts_.Leave(network);
-}
-
 // Assigns connections to the threads in turn.
 void Http2Server::Open(Descriptor socket, std::string peer, const PeerNetwork& network,
-                       Connections& connections) {
+                       SharedConnectionCounts& connections) {
   Wire& wire = NextWire();
   wire.loop.Run([this, &wire, &connections, network, socket = std::move(socket),
                  peer = std::move(peer)]() mutable {
@@ -101,7 +89,8 @@ void Http2Server::Open(Descriptor socket, std::string peer, const PeerNetwork& n
   });
 }
 
-std::unique_ptr<Socket> Http2Server::NewSocket(Descriptor socket, const Connections& connections) {
+std::unique_ptr<Socket> Http2Server::NewSocket(Descriptor socket,
+                                               const SharedConnectionCounts& connections) {
   if (settings_.tls != nullptr && &connections == &tcp_) {
     return settings_.tls->Accept(std::move(socket));
   }

@@ -9,14 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "base/buffer_pool.h"
 #include "base/descriptor.h"
 #include "base/metric_sink.h"
-#include "base/mutex.h"
 #include "server/calls/call.h"
 #include "server/wire/acceptor.h"
 #include "server/wire/connection_counts.h"
@@ -73,30 +71,6 @@ class Http2Server {
   void Shutdown(std::chrono::nanoseconds time);
 
  private:
-  // Open connections of the address or of the socket. Thread-safe.
-  class Connections {
-   public:
-    explicit Connections(const ConnectionCounts& limits) : counts_(limits) {}
-
-    // Returns false, without counting the connection, if it exceeds a limit.
-    bool Enter(const PeerNetwork& network);
-    void Leave(const PeerNetwork& network);
-
-    int64_t count() const {
-      MutexLock lock(mutex_);
-      return counts_.count();
-    }
-    int64_t refused() const {
-      MutexLock lock(mutex_);
-      return refused_;
-    }
-
-   private:
-    mutable Mutex mutex_;
-    ConnectionCounts counts_ ABSL_GUARDED_BY(mutex_);
-    int64_t refused_ ABSL_GUARDED_BY(mutex_) = 0;
-  };
-
   // A thread and the connections that it serves, which only it touches.
   struct Wire {
     explicit Wire(const Clock& clock) : loop(clock) {}
@@ -104,11 +78,11 @@ class Http2Server {
     absl::flat_hash_set<Connection*> connections;
   };
 
-  void Listen(Descriptor listening, Connections& connections);
+  void Listen(Descriptor listening, SharedConnectionCounts& connections);
   Wire& NextWire() { return *wires_[next_wire_++ % wires_.size()]; }
   void Open(Descriptor socket, std::string peer, const PeerNetwork& network,
-            Connections& connections);
-  std::unique_ptr<Socket> NewSocket(Descriptor socket, const Connections& connections);
+            SharedConnectionCounts& connections);
+  std::unique_ptr<Socket> NewSocket(Descriptor socket, const SharedConnectionCounts& connections);
   CallStream* NewCall(Connection& connection, int32_t id, const RequestHead& head);
   void OnEveryConnection(void (Connection::*function)());
 
@@ -119,7 +93,7 @@ class Http2Server {
   const StreamMethods& stream_methods_;
 
   int port_ = 0;
-  Connections tcp_, unix_;
+  SharedConnectionCounts tcp_, unix_;
   LiveCount live_;  // calls and connections
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
   std::atomic<size_t> next_wire_{0};

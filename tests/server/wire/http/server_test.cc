@@ -436,6 +436,42 @@ TEST(HttpServerLimitTest, AnAddressAtItsLimitReplacesNoOther) {
   EXPECT_THAT(other.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
+// An address at its limit on one thread has connections left on the others.
+TEST(HttpServerLimitTest, LimitsAreThoseOfAllThreads) {
+  constexpr int kThreads = 8;
+  const auto server = *Server::Start({.address = "127.0.0.1:0",
+                                      .threads = kThreads,
+                                      .max_connections = 128,
+                                      .max_connections_per_address = kThreads + 1,
+                                      .connection = {.patience = seconds(60)}},
+                                     Echo, kClock);
+  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  const Client kept(address);
+  for (int n = 0; n < 3 * kThreads; ++n) {
+    const Client client(address);
+    client.Send(kGet);
+    EXPECT_THAT(client.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
+  }
+}
+
+// A full server closes a waiting connection, whichever thread serves it.
+TEST(HttpServerLimitTest, AFullServerReplacesAConnectionOfAnyThread) {
+  constexpr int kThreads = 4;
+  const auto server = *Server::Start({.address = "127.0.0.1:0",
+                                      .threads = kThreads,
+                                      .max_connections = kThreads,
+                                      .max_connections_per_address = kThreads,
+                                      .connection = {.patience = seconds(60)}},
+                                     Echo, kClock);
+  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int n = 0; n < 4 * kThreads; ++n) {
+    clients.push_back(std::make_unique<Client>(address));
+    clients.back()->Send(kGet);
+    EXPECT_THAT(clients.back()->ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
+  }
+}
+
 class SingleServerTest : public HttpServerTest {
  protected:
   SingleServerTest() : HttpServerTest({.patience = seconds(60)}, 1) {}
