@@ -54,7 +54,10 @@ class ScriptedServer {
       }
     });
   }
-  ~ScriptedServer() { Join(); }
+  ~ScriptedServer() {
+    shutdown(listener_.get(), SHUT_RDWR);  // if the script has not ended
+    Join();
+  }
 
   const std::string& address() const { return address_; }
   // Waits until the script has ended.
@@ -118,7 +121,7 @@ TEST(HttpConnectionTest, KeepsTheConnectionAndReplacesAClosedOne) {
   ScriptedServer keeping({kOk, kOk, kLast});
   const auto target = HttpTarget::Make(keeping.address(), {});
   HttpConnection connection(*target);
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Get(connection, *target).ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Get(connection, *target).ok());
   EXPECT_EQ(connection.descriptor(), -1);
   keeping.Join();
   EXPECT_EQ(keeping.connections, 1);
@@ -128,7 +131,7 @@ TEST(HttpConnectionTest, KeepsTheConnectionAndReplacesAClosedOne) {
   HttpConnection replaced(*other);
   for (int i = 0; i < 2; ++i) {
     const absl::StatusOr<HttpResponse> response = Get(replaced, *other);
-    EXPECT_TRUE(response.ok()) << response.status();
+    ASSERT_TRUE(response.ok()) << response.status();
     // Until the end of the connection has arrived.
     char byte;
     while (i == 0 && recv(replaced.descriptor(), &byte, 1, MSG_PEEK) != 0) {
