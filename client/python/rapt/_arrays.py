@@ -116,10 +116,13 @@ class Numpy:
             if any(stride % size for stride in x.strides):
                 raise ValueError(f"{name} has strides {x.strides} in bytes; they must be multiples of {size}")
             strides = tuple(stride // size for stride in x.strides)
+        return cls.address(x), Layout(code, x.shape, strides), None
+
+    @staticmethod
+    def address(x: np.ndarray[Any, Any]) -> int:
         # A fifth of the time of __array_interface__, which would be most of that of a tiny call.
         struct = x.__array_struct__
-        address = ctypes.c_void_p.from_address(_capsule_pointer(struct, None) + _ADDRESS_IN_ARRAY_STRUCT).value
-        return address or 0, Layout(code, x.shape, strides), None
+        return ctypes.c_void_p.from_address(_capsule_pointer(struct, None) + _ADDRESS_IN_ARRAY_STRUCT).value or 0
 
     @classmethod
     def empty(cls, like: Any, shape: Shape, code: int) -> Any:
@@ -140,27 +143,36 @@ class Torch:
 
     def __init__(self, torch: Any) -> None:
         self.tensor = torch.Tensor
-        self._torch = torch
+        self._torch, self._strided = torch, torch.strided
         self._types = {code: getattr(torch, name) for code, name in NAMES.items()}
         self._codes = {dtype: code for code, dtype in self._types.items()}
 
     def read(self, name: str, x: Any) -> Reading:
-        torch = self._torch
-        if x.device.type != "cpu":
+        # The attributes that are read here are those that take PyTorch the least time.
+        code = self._codes.get(x.dtype)
+        if code is None or not x.is_cpu or x.layout is not self._strided or x.requires_grad or x.is_neg():
+            self._check(name, x)
+        return x.data_ptr(), Layout(code or 0, x.shape, None if x.is_contiguous() else x.stride()), None
+
+    def _check(self, name: str, x: Any) -> None:
+        if not x.is_cpu:
             raise ValueError(f"{name} is on {x.device}; rapt computes on the CPU: use {name}.cpu()")
-        if x.layout is not torch.strided:
+        if x.layout is not self._strided:
             raise ValueError(f"{name} is {x.layout}; it must be strided: use {name}.to_dense()")
-        if x.requires_grad and torch.is_grad_enabled():
+        if x.requires_grad and self._torch.is_grad_enabled():
             raise RuntimeError(
                 f"{name} requires a gradient, which this function would lose; use"
                 " rapt.torch.scaled_dot_product_attention or torch.no_grad()"
             )
-        code = self._codes.get(x.dtype)
-        if code is None:
+        if x.dtype not in self._codes:
             raise _unknown_type(name, x.dtype)
         if x.is_neg():
             raise ValueError(f"{name} is a negative view; use {name}.resolve_neg()")
-        return x.data_ptr(), Layout(code, tuple(x.shape), None if x.is_contiguous() else x.stride()), None
+
+    @staticmethod
+    def address(x: Any) -> int:
+        address: int = x.data_ptr()
+        return address
 
     def empty(self, like: Any, shape: Shape, code: int) -> Any:
         return self._torch.empty(shape, dtype=self._types[code])
@@ -221,6 +233,8 @@ class DLPack:
     @staticmethod
     def empty(like: Any, shape: Shape, code: int) -> Any:
         return Numpy.empty(like, shape, code)
+
+    address = Numpy.address  # of what empty() returns
 
     @staticmethod
     def check_writable(name: str, x: Any) -> None:

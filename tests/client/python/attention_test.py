@@ -2,6 +2,11 @@
 code with the library."""
 
 import inspect
+import os
+import pathlib
+import re
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -311,3 +316,30 @@ def test_signatures_list_the_options(function):
 def test_every_option_may_be_none():
     options = dict.fromkeys(rapt.Options.__annotations__)
     np.testing.assert_array_equal(rapt.attention(Q, K, K, **options), rapt.attention(Q, K, K))
+
+
+NUMBERS = {-0.1: "-0.1", -1e-7: "-1e-07", -1234567.0: "-1.23457e+06", -0.000123456789: "-0.000123457", -1e300: "-1e+300"}
+
+
+def messages_of_numbers():
+    x = np.zeros((1, 1, 1, 1), np.float32)
+    for number, text in NUMBERS.items():
+        with pytest.raises(ValueError, match=rf"softcap is {re.escape(text)};"):
+            rapt.attention(x, x, x, softcap=number)
+
+
+def test_numbers_in_messages():
+    messages_of_numbers()
+
+
+def test_numbers_in_messages_do_not_depend_on_the_locale(tmp_path):
+    """In a process of its own: German has a decimal comma."""
+    made = subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", tmp_path / "de_DE.UTF-8"], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("Debian's package locales is missing")
+    code = "import locale, attention_test as t; locale.setlocale(locale.LC_ALL, 'de_DE.UTF-8'); t.messages_of_numbers()"
+    code += "; assert locale.str(0.5) == '0,5'"
+    folder = pathlib.Path(__file__).parent
+    subprocess.run(
+        [sys.executable, "-B", "-c", code], check=True, cwd=folder, env=os.environ | {"LOCPATH": str(tmp_path), "LC_ALL": ""}
+    )

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 
-MOST_BYTES = 2_400_000
+MOST_BYTES = 2_000_000
 PYTHONS = [f"python3.{minor}" for minor in range(11, 20)]
 FOUR_LINES = """
 import numpy as np

@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <cstddef>
+#include <initializer_list>
 #include <iterator>
 #include <string>
 #include <type_traits>
@@ -22,10 +23,7 @@ class AlphaNum {
   template <typename Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
   AlphaNum(Integer value)
       : digit_count_(std::to_chars(digits_, std::end(digits_), value).ptr - digits_) {}
-  AlphaNum(double value)
-      : digit_count_(
-            std::to_chars(digits_, std::end(digits_), value, std::chars_format::general, 6).ptr -
-            digits_) {}
+  AlphaNum(double value);
   // NOLINTEND(google-explicit-constructor)
 
   absl::string_view Piece() const {
@@ -38,13 +36,12 @@ class AlphaNum {
   size_t digit_count_ = 0;
 };
 
-inline void AppendPiece(std::string* out, const AlphaNum& part) {
-  out->append(part.Piece().data(), part.Piece().size());
-}
+// Out of line: errors are many, and their code should be short.
+void AppendPieces(std::string* out, std::initializer_list<AlphaNum> parts);
 
 template <typename... Parts>
 void StrAppend(std::string* out, const Parts&... parts) {
-  (AppendPiece(out, parts), ...);
+  AppendPieces(out, {AlphaNum(parts)...});
 }
 
 template <typename... Parts>
