@@ -1,8 +1,10 @@
-"""Compares calls of the Python package with PyTorch's and with those of the C interface; run by `./dev bench python`.
+"""Compares calls of the Python package with PyTorch's and with those of the C interface, and its client with grpcio; run by
+`./dev bench python`.
 
 As in kernel_bench.py, all sides run in one process with the same number of threads, rounds alternate between them, and
-figures are medians. `C` is the library's call with arguments that are ready, as in kernel_bench.py. Prints Markdown for
-RESULTS.md.
+figures are medians. `C` is the library's call with arguments that are ready, as in kernel_bench.py. The client and grpcio
+call the same server with the same messages, from arrays to arrays; grpcio takes one bytes object, which is joined. Prints
+Markdown for RESULTS.md.
 """
 
 import gc
@@ -12,7 +14,10 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 
+import grpc
+import numpy as np
 import rapt
 import torch
 from kernel_bench import (
@@ -28,9 +33,13 @@ from kernel_bench import (
     rapt_attention_of,
     torch_attention,
 )
+from rapt import _client, _messages, _server
+from served import Server
 
 LEAST_OF_C = 0.97  # of the ratio of the C interface to PyTorch, for calls of a millisecond and more
 MOST_OVERHEAD_US, MOST_IMPORT_MS = 12, 120
+MOST_OF_GRPCIO = 0.6  # of its time, for 24 MiB up and 8 MiB down
+NANOBIND_US = 2  # of a tiny call with an extension by nanobind, measured when ctypes was chosen
 
 
 def all_cases():
@@ -75,6 +84,55 @@ def import_milliseconds():
     return statistics.median(times) * 1e3
 
 
+# One query and one key a head: nearly all of the time is transfer. q, k, v and y have a quarter each.
+TRANSFERS = {"tiny": (1, 1, 1, 16), "24 MiB up, 8 MiB down": (16, 128, 1, 1024)}
+
+
+def by_grpcio(stub, q, k, v):
+    request = _client._attend_request(q, k, v, {})
+    answer = stub(b"".join(_messages.encode(_messages.ATTEND_REQUEST, request)))
+    return _server.received("y", _messages.decode(_messages.ATTEND_RESPONSE, memoryview(answer))["y"], q)
+
+
+def cpu_seconds(call, count):
+    start = time.process_time()
+    for _ in range(count):
+        call()
+    return (time.process_time() - start) / count
+
+
+def transfers(bench):
+    program = pathlib.Path(__file__).resolve().parents[1] / "build/release/bin/rapt-server"
+    addresses = [f"--{name}_address=127.0.0.1:0" for name in ("grpc", "http", "metrics")]
+    with Server("rapt-server", [program, *addresses]) as server, rapt.Client(f"http://{server.http_address}") as client:
+        unlimited = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
+        with grpc.insecure_channel(server.address, unlimited) as channel:
+            stub = channel.unary_unary("/rapt.v1.AttentionService/Attend")
+            for name, shape in TRANSFERS.items():
+                q, k, v = (np.random.default_rng(n).standard_normal(shape, np.float32) for n in range(3))
+                sides = {"grpcio": lambda: by_grpcio(stub, q, k, v), "client": lambda: client.attend(q, k, v).y}
+                assert np.array_equal(*(call() for call in sides.values()))
+                disturbance = Disturbance()
+                seconds = {side: statistics.median(s) for side, s in measure(sides, 4 * bench.rounds, 0.05).items()}
+                count = max(1, round(0.2 / seconds["client"]))
+                cpu = {side: cpu_seconds(call, count) for side, call in sides.items()}
+                yield {"name": name, "seconds": seconds, "cpu_seconds": cpu, "others_share": disturbance.share()}
+
+
+def print_transfers(bench):
+    print("\nThe client against grpcio, attend() at a server on this machine:\n")
+    print("| call | grpcio ms | rapt.Client ms | of grpcio's | grpcio CPU ms | rapt.Client CPU ms |\n" + "| --- " * 6 + "|")
+    rows = list(transfers(bench))
+    for row in rows:
+        wall, cpu = row["seconds"], row["cpu_seconds"]
+        times = [milliseconds(side[name] * 1e3) for side in (wall, cpu) for name in ("grpcio", "client")]
+        cells = [row["name"], *times[:2], f"{wall['client'] / wall['grpcio']:.2f}", *times[2:]]
+        print("| " + " | ".join(cells) + " |")
+    share = rows[-1]["seconds"]["client"] / rows[-1]["seconds"]["grpcio"]
+    print(f"\nAim for large calls: {MOST_OF_GRPCIO} of grpcio's time, {'reached' if share <= MOST_OF_GRPCIO else '**missed**'}.\n")
+    return rows
+
+
 def main():
     options = parse_arguments("dev bench python", __doc__)
     torch.set_num_threads(options.threads)
@@ -83,7 +141,7 @@ def main():
     gc.disable()
     bench = Bench(options)
     cases = [case for case in all_cases() if re.search(options.filter, f"{case.name} {case.dtype}")]
-    if not cases:
+    if not cases and not re.search(options.filter, "client"):
         sys.exit(f"no case matches {options.filter!r}")
     print(f"{options.threads} threads, PyTorch {torch.__version__}, Python {sys.version.split()[0]}.\n")
     print(
@@ -99,9 +157,11 @@ def main():
         if row["name"].startswith("tiny"):
             over = {name: (row["seconds"][name] - row["seconds"]["C"]) * 1e6 for name in ("tensors", "NumPy")}
             print(f"\nA tiny call takes {over['NumPy']:.1f} us more than C with NumPy's arrays, {over['tensors']:.1f} us more with")
-            print(f"PyTorch's tensors (aim {MOST_OVERHEAD_US}).", end=" ")
+            print(f"PyTorch's tensors (aim {MOST_OVERHEAD_US}; nanobind's {NANOBIND_US}).", end=" ")
     imported = import_milliseconds()
     print(f"`import rapt` takes {imported:.0f} ms once NumPy is loaded (aim {MOST_IMPORT_MS}).")
+    if re.search(options.filter, "client"):
+        rows += print_transfers(bench)
     others = sorted(row["others_share"] for row in rows)
     print(f"Other processes took {others[len(others) // 2]:.0%} of the cores in the median of the rows, {others[-1]:.0%} at most.")
     if options.json:

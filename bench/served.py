@@ -34,8 +34,8 @@ class Server:
         )
         with Alarm(READY_SECONDS, self._process):
             for line in self._process.stdout:
-                if ready := re.search(r"ready.* ?grpc=(\S+)(?: metrics=(\S+))?", line):
-                    self.address, self._metrics_address = ready.groups()
+                if ready := re.search(r"ready.* ?grpc=(\S+)(?: metrics=(\S+))?(?:.* http=(\S+))?", line):
+                    self.address, self._metrics_address, self.http_address = ready.groups()
                     return self
         error = self._error()
         self.__exit__()

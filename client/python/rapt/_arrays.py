@@ -272,6 +272,8 @@ def kind_of(name: str, x: Any) -> Any:
 
 def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
     """A view of the array; that of bfloat16 has type uint16."""
+    if isinstance(x, np.ndarray):
+        return x.view(np.uint16) if Numpy.code(name, x.dtype) == capi.BF16 else x
     address, layout, owner = kind_of(name, x).read(name, x)
     dtype = np.dtype(np.uint16) if layout.dtype == capi.BF16 else Numpy.dtype(layout.dtype)
     first, end = bounds(address, layout)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
-from . import _messages
-from ._arrays import A, Array
+from . import _messages, capi
+from ._arrays import A, Array, Layout
 from ._attention import SCALARS, TENSORS, AttendResult, Options, Scores, fill, shows_options, split
 from ._caches import Cache, CacheItem, Caches, StepOptions, StepResult
 from ._http import Calls, Endpoint, Retry
@@ -37,20 +38,29 @@ def _attend_request(
     if scores is not None:
         scalars["scores"] = scores
     tensors = {name: Sent.of(name, x) for name, x in inputs.items()}
-    problem = fill({name: x.layout for name, x in tensors.items()}, scalars).problem
-    attention = {name: getattr(problem, name) for name in _PLAIN}
-    attention |= {name: getattr(problem, name) for name in _OPTIONAL if getattr(problem, f"has_{name}")}
-    attention |= {name: scalars.get(name) for name in ("block_q", "block_k", "v_head_size")}
-    attention["layout"] = {"BHSD": 1, "BSHD": 2}[scalars.get("layout", "BHSD")]
-    sides = {side: getattr(problem, f"{side}_window") for side in ("left", "right") if getattr(problem, f"has_{side}_window")}
-    attention["window"] = sides or None
-    if "dropout" in scalars:
-        attention["dropout"] = {"probability": problem.dropout_probability, "seed": problem.dropout_seed}
-    request: dict[str, Any] = {"attention": attention, "score_output": problem.score_output}
+    layouts = tuple((name, x.layout) for name, x in tensors.items())
+    attributes = _attributes(layouts, tuple(scalars.items()))
+    request: dict[str, Any] = {"attention": [attributes], "score_output": capi.SCORE_OUTPUTS.get(scores or "")}
     request |= {"want_lse": lse, "want_present": present}
     for name, x in tensors.items():
         request["alpha" if name == "head_alpha" else name] = x.data.tolist() if name == "key_lengths" else x.message()
     return request
+
+
+@functools.lru_cache(512)
+def _attributes(layouts: tuple[tuple[str, Layout], ...], scalars: tuple[tuple[str, Any], ...]) -> bytes:
+    """Checks a call, and returns its message Attention."""
+    options = dict(scalars)
+    problem = fill(dict(layouts), options).problem
+    fields = {name: getattr(problem, name) for name in _PLAIN}
+    fields |= {name: getattr(problem, name) for name in _OPTIONAL if getattr(problem, f"has_{name}")}
+    fields |= {name: options.get(name) for name in ("block_q", "block_k", "v_head_size")}
+    fields["layout"] = {"BHSD": 1, "BSHD": 2}[options.get("layout", "BHSD")]
+    sides = {side: getattr(problem, f"{side}_window") for side in ("left", "right") if getattr(problem, f"has_{side}_window")}
+    fields["window"] = sides or None
+    if "dropout" in options:
+        fields["dropout"] = {"probability": problem.dropout_probability, "seed": problem.dropout_seed}
+    return b"".join(_messages.encode(_messages.ATTENTION, fields))
 
 
 class ClientOptions(TypedDict, total=False):

@@ -131,8 +131,14 @@ def _key(number: int, wire: int) -> bytes:
     return _varint(number << 3 | wire)
 
 
+def head(number: int, size: int) -> bytes:
+    """What is before the bytes of a field."""
+    return _key(number, _LENGTH) + _varint(size)
+
+
 def encode(schema: Schema, values: Mapping[str, Any]) -> list[Buffer]:
-    """The message in buffers, of which those of tensors are not copied. A value of None is absent."""
+    """The message in buffers, of which those of tensors are not copied. A value of None is absent; of a message, buffers may
+    be the value as well."""
     out: list[Buffer] = [b""]
 
     def add(buffers: list[Buffer]) -> None:
@@ -165,8 +171,8 @@ def _field(number: int, kind: Any, value: Any) -> list[Buffer]:
     elif kind == BYTES:
         parts = [value]
     else:
-        parts = encode(kind, value)
-    return [_key(number, _LENGTH) + _varint(sum(map(len, parts))), *parts]
+        parts = value if isinstance(value, list) else encode(kind, value)
+    return [head(number, sum(map(len, parts))), *parts]
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:

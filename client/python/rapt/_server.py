@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -52,9 +53,16 @@ class Sent:
     def layout(self) -> Layout:
         return Layout(self.dtype, self.shape, None)
 
-    def message(self) -> dict[str, Any]:
-        data: Buffer = self.data.reshape(-1).view(np.uint8).data if self.data.size else b""
-        return {"dtype": CODES[self.dtype], "shape": self.shape, "data": data}
+    def message(self) -> list[Buffer]:
+        head = _head(self.dtype, self.shape, self.data.nbytes)
+        return [head, self.data.reshape(-1).view(np.uint8).data] if self.data.size else [head]
+
+
+@functools.lru_cache(1024)
+def _head(dtype: int, shape: tuple[int, ...], size: int) -> bytes:
+    """What is before the elements in a message of a tensor."""
+    fields = _messages.encode(_messages.TENSOR, {"dtype": CODES[dtype], "shape": shape})
+    return b"".join([*fields, _messages.head(_messages.TENSOR["data"][0], size)])
 
 
 def received(name: str, tensor: Mapping[str, Any] | None, like: A) -> A:

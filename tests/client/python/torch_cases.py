@@ -10,6 +10,7 @@ import rapt
 import rapt.torch
 import torch
 import transformers
+from rapt_server import RaptServer
 
 F = torch.nn.functional
 ATTENTION = rapt.torch.scaled_dot_product_attention
@@ -266,3 +267,18 @@ def test_gpt2_generates_the_same_tokens():
         ids = torch.tensor([[5, 17, 42]])
         tokens.append(model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0))
     assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16, torch.float64))
+def test_a_client_takes_and_returns_tensors(dtype):
+    x = torch.randn(1, 2, 5, 8).to(dtype)
+    with RaptServer("--kv_cache_bytes=67108864") as server, rapt.Client(f"http://{server.http_address}") as client:
+        got, want = client.attend(x, x, x, lse=True), rapt.attend(x, x, x, lse=True)
+        assert got.y.dtype == dtype and torch.equal(got.y, want.y) and torch.equal(got.lse, want.lse)
+        with client.create_cache(rapt.LayerShape(2, 8), str(dtype).removeprefix("torch.")) as cache:
+            rows = x[0].transpose(0, 1)
+            step = cache.attend(0, rows, rows, rows)
+            want = rapt.attention(x, x, x, causal=True)[0].transpose(0, 1)
+            torch.testing.assert_close(step.y, want, rtol=2e-2, atol=2e-2)
+        with pytest.raises(RuntimeError, match="q requires a gradient"):
+            client.attend(x.clone().requires_grad_(), x, x)
