@@ -44,6 +44,7 @@
 #include "server/wire/connection_counts.h"
 #include "server/wire/health_status.h"
 #include "server/wire/health_watch.h"
+#include "server/wire/http/openapi.h"
 #include "server/wire/http/probes.h"
 #include "server/wire/http/router.h"
 #include "server/wire/http/server.h"
@@ -460,6 +461,7 @@ absl::Status ServerImpl::Listen() {
 absl::Status ServerImpl::ServeRest() {
   if (options_.http.address.empty()) return absl::OkStatus();
   http::Router router;
+  http::AddOpenApi(router);
   oip::AddRestMethods(
       json_inference_, [this](absl::string_view method) { return Observe(method); }, router);
   native::AddRestMethods(

@@ -30,11 +30,11 @@ def to_input(name, array):
     return tensor
 
 
-def shared_inputs(arrays, name):
-    """Inputs in the named shared memory region, one array after another."""
+def shared_inputs(arrays, name, protocol=triton):
+    """Inputs in the named shared memory region, one array after another. `protocol`: a module of tritonclient."""
     inputs, offset = [], 0
     for tensor, array in arrays.items():
-        inputs.append(triton.InferInput(tensor, list(array.shape), DATATYPES[array.dtype]))
+        inputs.append(protocol.InferInput(tensor, list(array.shape), DATATYPES[array.dtype]))
         inputs[-1].set_shared_memory(name, array.nbytes, offset)
         offset += array.nbytes
     return inputs

@@ -13,8 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http
 import tritonclient.utils.shared_memory as shm
-from attention_client import check_shared_memory, shared_inputs
+from attention_client import attend, check_shared_memory, shared_inputs
 from rapt_server import RaptServer
 from tritonclient.utils import InferenceServerException
 
@@ -117,3 +118,38 @@ def test_a_tensor_must_lie_within_its_region(client):
         )
         assert "input Q: region 'small'" in message and "4096" in message
     refused(grpc.StatusCode.NOT_FOUND, client.infer, "attention", shared_inputs(arrays, "small"))
+
+
+def test_over_http_tensors_in_gpu_memory_give_the_same_bits(server, client):
+    arrays = tensors(np.float32)
+    with memory(client, "in", sum(array.nbytes for array in arrays.values())) as source, memory(client, "out", 1 << 20) as sink:
+        want = attend(client, arrays, ["Y"])["Y"]
+        shm.set_shared_memory_region(source, list(arrays.values()))
+        with tritonclient.http.InferenceServerClient(server.http_address) as http:
+            y = tritonclient.http.InferRequestedOutput("Y")
+            y.set_shared_memory("out", want.nbytes, 4096)
+            inputs = shared_inputs(arrays, "in", tritonclient.http)
+            answer = http.infer("attention", inputs, outputs=[y]).get_response()
+        assert answer["outputs"][0]["shape"] == list(want.shape) and "data" not in answer["outputs"][0]
+        np.testing.assert_array_equal(shm.get_contents_as_numpy(sink, np.float32, want.shape, 4096), want)
+
+
+def test_over_http_regions_are_registered_listed_and_removed(server, client):
+    region = shm.create_shared_memory_region("http", f"gpu-{os.getpid()}-http", 4096, create_only=True)
+    try:
+        with tritonclient.http.InferenceServerClient(server.http_address) as http:
+            http.register_cuda_shared_memory("http", handle_of("http"), 0, 4096)
+            want = {"name": "http", "device_id": 0, "byte_size": 4096}
+            assert http.get_cuda_shared_memory_status() == [want] == http.get_cuda_shared_memory_status("http")
+            assert list(client.get_cuda_shared_memory_status().regions) == ["http"]
+            for handle, device, size, code in ((handle_of("nowhere"), 0, 4096, "400"), (handle_of("http"), 1, 4096, "400")):
+                with pytest.raises(InferenceServerException) as caught:
+                    http.register_cuda_shared_memory("other", handle, device, size)
+                assert caught.value.status() == code
+            http.unregister_cuda_shared_memory("http")
+            assert http.get_cuda_shared_memory_status() == []
+            with pytest.raises(InferenceServerException) as caught:
+                http.get_cuda_shared_memory_status("http")
+            assert caught.value.status() == "404"
+    finally:
+        shm.destroy_shared_memory_region(region)

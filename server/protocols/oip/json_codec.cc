@@ -467,8 +467,7 @@ int64_t MaxTextBytes(DType dtype) {
 }
 constexpr int64_t kLeastTextBytes = 2;  // "0,"
 
-// Ample for an answer without outputs, and for an output without its numbers, both without texts of
-// the request: the id and names of regions.
+// Ample for an answer without outputs and its id, and for an output without its numbers.
 constexpr int64_t kMaxFieldBytes = 1024;
 constexpr int64_t kMaxEscapedBytes = 6;  // of a byte: "\u0000"
 
@@ -519,7 +518,7 @@ absl::StatusOr<int64_t> JsonInfer::EncodingBytes(
     absl::Span<const TensorSpec* const> outputs) const {
   std::optional<int64_t> least = 0;
   std::optional<int64_t> most = (static_cast<int64_t>(outputs.size()) + 1) * kMaxFieldBytes +
-                                static_cast<int64_t>(message.ByteSizeLong()) * kMaxEscapedBytes;
+                                static_cast<int64_t>(message.id().size()) * kMaxEscapedBytes;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i] == nullptr || binary.IsBinary(i)) continue;
     const absl::StatusOr<int64_t> bytes = ByteSize("an output", *outputs[i]);
