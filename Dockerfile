@@ -1,7 +1,7 @@
 # rapt-server in a container.
 #
 #     docker build --tag rapt .
-#     docker run --read-only -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 rapt --insecure
+#     docker run --read-only -p 127.0.0.1:8000-8002:8000-8002 rapt --insecure
 #
 # In the container the server listens on all addresses. --insecure permits plain text; for TLS with mounted files see
 # docs/security.md.
@@ -39,8 +39,8 @@ RUN apt-get update -qq && \
     rm -rf /tmp/* /var/lib/apt/lists/* /var/cache/* /var/log/*
 # An unnamed user: the server needs no home directory, no shell and no writable file.
 USER 65532:65532
-ENV RAPT_GRPC_ADDRESS=0.0.0.0:8001 RAPT_METRICS_ADDRESS=0.0.0.0:8002
-EXPOSE 8001 8002
+ENV RAPT_HTTP_ADDRESS=0.0.0.0:8000 RAPT_GRPC_ADDRESS=0.0.0.0:8001 RAPT_METRICS_ADDRESS=0.0.0.0:8002
+EXPOSE 8000 8001 8002
 # The server is process 1: on SIGTERM it drains and exits with 0.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["rapt", "health"]

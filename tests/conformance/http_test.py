@@ -18,6 +18,7 @@ import tritonclient.grpc
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
+import yaml
 from attention_client import DATATYPES, assert_close
 from onnx_test import CASES, INPUTS, OUTPUTS, by_name
 from rapt_server import RaptServer
@@ -474,6 +475,40 @@ def test_caches(server):
         urllib.request.urlopen(f"http://{server.http_address}/rapt/v1/caches/get", json.dumps(both).encode())
     except urllib.error.HTTPError as error:
         assert (error.code, error.headers["rapt-reason"]) == (404, "closed")
+
+
+# --- KServe ---------------------------------------------------------------------------------------
+
+
+def test_kserve_example_serves_what_a_router_sends():
+    """The arguments of the runtime; requests with the host and the headers that a router in front leaves or adds."""
+    runtime, service = yaml.safe_load_all((ROOT / "deploy/kubernetes/kserve-http.yaml").read_text())
+    (container,) = runtime["spec"]["containers"]
+    arguments = [re.sub(r":800\d$", ":0", argument) for argument in container["args"]]
+    with RaptServer(*arguments, own_addresses=True) as running:
+        address = "127.0.0.1:" + running.http_address.rpartition(":")[2]
+        model = service["spec"]["predictor"]["model"]["modelFormat"]["name"]
+        headers = {
+            "Host": "attention.default.example.com",
+            "X-Forwarded-For": "10.0.0.7",
+            "X-Forwarded-Proto": "https",
+            "X-Request-Id": "7",
+            "K-Proxy-Request": "activator",
+            "Content-Type": "application/json",
+        }
+
+        def send(path, body=None):
+            request = urllib.request.Request(f"http://{address}{path}", body, headers)
+            with urllib.request.urlopen(request) as answer:
+                return json.load(answer)
+
+        assert send(container["readinessProbe"]["httpGet"]["path"]) == {}
+        for path in (f"/v2/models/{model}/ready", "/v2/health/ready", "/v2/health/live"):
+            assert send(path) == {}
+        assert send("/v2")["name"] and send(f"/v2/models/{model}")["name"] == model
+        tensor = {"shape": [1, 1, 1, 1], "datatype": "FP32", "data": [3.0]}
+        answer = send(f"/v2/models/{model}/infer", json.dumps({"inputs": [{"name": n, **tensor} for n in "QKV"]}).encode())
+        assert answer["outputs"][0]["data"] == [3]
 
 
 # --- The documents --------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ STOP_SECONDS = 60  # longer than any grace period a test configures
 class RaptServer:
     """Context manager: ready on entry; must exit cleanly on SIGTERM at the end."""
 
-    def __init__(self, *flags, program="RAPT_SERVER", grpc_address="127.0.0.1:0"):
+    def __init__(self, *flags, program="RAPT_SERVER", grpc_address="127.0.0.1:0", own_addresses=False):
+        """`own_addresses`: the flags have them."""
+        addresses = [f"--grpc_address={grpc_address}", "--metrics_address=127.0.0.1:0", "--http_address=127.0.0.1:0"]
         self._command = [
             os.environ[program],
-            f"--grpc_address={grpc_address}",
-            "--metrics_address=127.0.0.1:0",
-            "--http_address=127.0.0.1:0",
+            *([] if own_addresses else addresses),
             "--drain_pause=0",
             "--drain_refusal_time=0",
             *flags,

@@ -16,6 +16,8 @@ KUBERNETES = "1.31"
 # Custom resources, for which Kubernetes has no schema.
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute"}
 
+KSERVE_FILES = ("kserve.yaml", "kserve-http.yaml")
+
 PLAIN = ("insecure=true",)
 TLS = ("tls.secret=rapt-tls",)
 VALUE_SETS = {
@@ -235,7 +237,8 @@ def services_of(*values):
 def test_proxies_have_a_service_with_one_address():
     services = services_of()
     assert "clusterIP" not in services["test-cluster-ip"]
-    assert [port["name"] for port in services["test-cluster-ip"]["ports"]] == ["grpc"], "metrics are scraped once"
+    names = [port["name"] for port in services["test-cluster-ip"]["ports"]]
+    assert names == ["grpc", "http"], "metrics are scraped once"
     assert list(services_of("service.clusterIP=false")) == ["test"]
     assert list(services_of("service.headless=false")) == ["test"]
 
@@ -245,6 +248,29 @@ def test_the_route_leads_to_a_service(values, name):
     route = render((*VALUE_SETS["routed"], *values))["GRPCRoute"]["spec"]
     assert route["rules"] == [{"backendRefs": [{"name": name, "port": 8001}]}]
     assert route["parentRefs"] == [{"name": "gateway"}] and route["hostnames"] == ["a.b"]
+
+
+@pytest.mark.parametrize("values, protocol", [(PLAIN, "http"), (TLS, "https")], ids=["plain", "tls"])
+def test_http_is_served_beside_grpc(values, protocol):
+    resources = render_all((*values, "service.httpPort=80"))
+    container = container_of({r["kind"]: r for r in resources})
+    (port,) = [port for port in container["ports"] if port["name"] == "http"]
+    assert f"--http_address=0.0.0.0:{port['containerPort']}" in container["args"]
+    for service in [r["spec"] for r in resources if r["kind"] == "Service"]:
+        assert {"name": "http", "port": 80, "targetPort": "http", "appProtocol": protocol} in service["ports"]
+    (policy,) = [r["spec"] for r in resources if r["kind"] == "NetworkPolicy"]
+    assert {"port": "http"} in policy["ingress"][0]["ports"], "callers over HTTP are those over gRPC"
+
+
+def test_the_image_publishes_the_ports_of_the_chart():
+    dockerfile = (CHART.parents[2] / "Dockerfile").read_text()
+    container = container_of(render(PLAIN))
+    assert f"EXPOSE {' '.join(str(p) for p in sorted(p['containerPort'] for p in container['ports']))}\n" in dockerfile
+    compose = yaml.safe_load((CHART.parents[1] / "compose" / "compose.yml").read_text())
+    for name in ("grpc", "http", "metrics"):
+        (port,) = [port["containerPort"] for port in container["ports"] if port["name"] == name]
+        assert f"RAPT_{name.upper()}_ADDRESS=0.0.0.0:{port}" in dockerfile
+        assert f"127.0.0.1:{port}:{port}" in compose["services"]["server"]["ports"]
 
 
 def test_the_rules_are_those_of_prometheus():
@@ -304,8 +330,9 @@ def test_every_pod_is_restricted():
             assert restricted_faults(resource["spec"]["template"]["spec"]) == []
         if resource["kind"] == "Pod":
             assert restricted_faults(resource["spec"]) == []
-    runtime, _ = yaml.safe_load_all((CHART.parent / "kserve.yaml").read_text())
-    assert restricted_faults(runtime["spec"]) == []
+    for file in KSERVE_FILES:
+        runtime, _ = yaml.safe_load_all((CHART.parent / file).read_text())
+        assert restricted_faults(runtime["spec"]) == []
 
 
 def test_a_gpu_is_used_if_enabled():
@@ -366,11 +393,21 @@ def test_dns_resolves_to_every_pod():
     assert render(PLAIN)["Service"]["spec"]["clusterIP"] == "None"
 
 
-def test_kserve_example_matches_the_server():
-    text = (CHART.parent / "kserve.yaml").read_text()
-    runtime, service = yaml.safe_load_all(text)
-    assert runtime["spec"]["supportedModelFormats"][0]["name"] == service["spec"]["predictor"]["model"]["modelFormat"]["name"]
-    assert service["spec"]["predictor"]["model"]["runtime"] == runtime["metadata"]["name"]
+@pytest.mark.parametrize("file", KSERVE_FILES)
+def test_kserve_example_matches_the_server(file):
+    runtime, service = yaml.safe_load_all((CHART.parent / file).read_text())
+    model = service["spec"]["predictor"]["model"]
+    assert runtime["spec"]["supportedModelFormats"][0]["name"] == model["modelFormat"]["name"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert [model["protocolVersion"]] == runtime["spec"]["protocolVersions"]
+    (container,) = runtime["spec"]["containers"]
+    (port,) = container["ports"]
+    # KServe names ports as Knative does.
+    flag, name = {"v2": ("http", "http1"), "grpc-v2": ("grpc", "h2c")}[model["protocolVersion"]]
+    assert port["name"] == name and f"--{flag}_address=0.0.0.0:{port['containerPort']}" in container["args"]
+    # The rest of a runtime is a pod.
+    pod = {key: value for key, value in runtime["spec"].items() if key in ("containers",)}
+    kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": pod}, KUBERNETES, strict=True)
 
 
 def test_versions_equal_the_projects():

@@ -32,6 +32,9 @@ def inspect(name, template):
     return docker("inspect", f"--format={template}", name)
 
 
+PORTS = ("8000", "8001", "8002")
+
+
 class Container:
     """Runs the image until the block ends; ready on entry."""
 
@@ -40,7 +43,7 @@ class Container:
 
     def __enter__(self):
         self.id = docker(
-            "run", "--detach", *HARDENED, "-p", "127.0.0.1::8001", "-p", "127.0.0.1::8002", IMAGE, *self._flags
+            "run", "--detach", *HARDENED, *(f"--publish=127.0.0.1::{port}" for port in PORTS), IMAGE, *self._flags
         )
         follow = subprocess.Popen(
             ["docker", "logs", "--follow", self.id], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -49,8 +52,8 @@ class Container:
         follow.kill()
         follow.wait()
         if self.ready:
-            self.grpc_address, self.metrics_address = (
-                docker("port", self.id, port).splitlines()[0] for port in ("8001", "8002")
+            self.http_address, self.grpc_address, self.metrics_address = (
+                docker("port", self.id, port).splitlines()[0] for port in PORTS
             )
         return self
 
@@ -82,6 +85,11 @@ def attend(client):
 def test_computes_correct_results(container):
     with triton.InferenceServerClient(container.grpc_address) as client:
         assert attend(client) < 1e-5
+
+
+def test_serves_http(container):
+    with urllib.request.urlopen(f"http://{container.http_address}/v2/models/attention/ready") as answer:
+        assert answer.status == 200
 
 
 def test_serves_metrics(container):
