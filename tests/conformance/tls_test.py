@@ -1,8 +1,13 @@
 """Triton's client, grpcurl and `rapt` with TLS and tokens; files are created as in docs/security.md."""
 
 import hashlib
+import json
 import os
+import pathlib
+import socket
+import ssl
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ from rapt_server import RaptServer
 
 CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
 TOKEN = "a-token-that-is-known"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def openssl(folder, *arguments):
@@ -123,9 +129,9 @@ def test_the_load_tester_reports_errors(server, files, arguments, code, message)
     assert TOKEN not in ran.stdout + ran.stderr
 
 
-def curl(files, server, *arguments):
+def curl(files, server, *arguments, path="/v2"):
     command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", f"{files}/ca.crt", *arguments]
-    return subprocess.run([*command, f"https://{server.http_address}/v2"], capture_output=True, text=True, check=False).stdout
+    return subprocess.run([*command, f"https://{server.http_address}{path}"], capture_output=True, text=True, check=False).stdout
 
 
 def test_http_needs_a_certificate_and_a_token(files, server):
@@ -134,3 +140,34 @@ def test_http_needs_a_certificate_and_a_token(files, server):
     assert curl(files, server, *certificate, "-H", "Authorization: Bearer another") == "401"
     assert curl(files, server, *certificate) == "401"
     assert curl(files, server, "-H", f"Authorization: Bearer {TOKEN}") == "000"
+
+
+def test_over_http_only_what_openapi_says_needs_no_token(files, server):
+    document = json.loads((ROOT / "proto" / "openapi.json").read_text())
+    certificate = ("--cert", f"{files}/alice.crt", "--key", f"{files}/alice.key")
+    public = set()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            sent = ("-X", method.upper(), "-d", "{}") if method == "post" else ()
+            status = curl(files, server, *certificate, *sent, path=path.replace("{", "").replace("}", ""))
+            assert status == ("200" if operation.get("security") == [] else "401"), (method, path, status)
+            public |= {path} if status == "200" else set()
+    assert public == {"/v2/health/live", "/v2/health/ready", "/openapi.json"}
+
+
+def test_over_http_a_holder_of_a_token_is_one_caller(files):
+    """A call that has begun counts for its token, and for no other one."""
+    tokens = files / "two.tokens"
+    tokens.write_text("".join(f"{name} {hashlib.sha256(name.encode()).hexdigest()}\n" for name in ("alice", "bob")))
+    flags = (f"--tls_cert={files}/server.crt", f"--tls_key={files}/server.key", f"--token_file={tokens}")
+    with RaptServer(*flags, "--max_calls_per_caller=1") as server:
+        host, port = server.http_address.split(":")
+        context = ssl.create_default_context(cafile=files / "ca.crt")
+        with context.wrap_socket(socket.create_connection((host, int(port))), server_hostname="server") as connection:
+            head = "POST /v2/models/attention/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+            connection.sendall(f"{head}Authorization: Bearer alice\r\n\r\n".encode())
+            while server.read_gauge("rapt_open_calls") < 1:
+                time.sleep(0.01)
+            path, body = "/v2/models/attention/infer", ("-d", "{}")
+            assert curl(files, server, *body, "-H", "Authorization: Bearer alice", path=path) == "429"
+            assert curl(files, server, *body, "-H", "Authorization: Bearer bob", path=path) == "400"
