@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "base/json_string.h"
 #include "base/mutex.h"
 
 namespace rapt {
@@ -57,18 +58,9 @@ std::string FormatText(absl::Time time, LogLevel level, absl::string_view event,
 }
 
 std::string Quote(absl::string_view text) {
-  std::string quoted = "\"";
-  for (const unsigned char c : text) {
-    if (c == '"' || c == '\\') {
-      quoted += '\\';
-      quoted += static_cast<char>(c);
-    } else if (absl::ascii_isprint(c)) {
-      quoted += static_cast<char>(c);
-    } else {
-      absl::StrAppend(&quoted, "\\u00", absl::Hex(c, absl::kZeroPad2));
-    }
-  }
-  return quoted + '"';
+  std::string quoted;
+  AppendJsonString(text, quoted);
+  return quoted;
 }
 
 std::string FormatJson(absl::Time time, LogLevel level, absl::string_view event,

@@ -4,30 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/json_string.h"
 
 namespace rapt {
-namespace {
-
-std::string Quote(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out.push_back('\\');
-      out.push_back(c);
-    } else if (c == '\n') {
-      out.append("\\n");
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&out, "\\u%04x", c);
-    } else {
-      out.push_back(c);
-    }
-  }
-  out.push_back('"');
-  return out;
-}
-
-}  // namespace
-
 void JsonWriter::Separate() {
   if (!first_) out_.push_back(',');
   first_ = false;
@@ -54,13 +33,17 @@ JsonWriter& JsonWriter::Value(std::string_view text) {
 
 JsonWriter& JsonWriter::Key(std::string_view key) {
   Separate();
-  out_.append(Quote(key));
+  AppendJsonString({key.data(), key.size()}, out_);
   out_.push_back(':');
   first_ = true;
   return *this;
 }
 
-JsonWriter& JsonWriter::String(std::string_view value) { return Value(Quote(value)); }
+JsonWriter& JsonWriter::String(std::string_view value) {
+  std::string quoted;
+  AppendJsonString({value.data(), value.size()}, quoted);
+  return Value(quoted);
+}
 
 JsonWriter& JsonWriter::Integer(int64_t value) { return Value(absl::StrCat(value)); }
 

@@ -51,9 +51,9 @@ TEST(LogTest, AJsonLineIsAnObject) {
 
 TEST(LogTest, AJsonStringHoldsAnyBytes) {
   EXPECT_EQ(FormatLogLine(LogFormat::kJson, kTime, LogLevel::kError, "e",
-                          {{"a", "x=\"y\"\\"}, {"b", "\n\x01\x7F\xFF"}, {"c", ""}}),
+                          {{"a", "x=\"y\"\\"}, {"b", "\n\x01\x7F\xFFé"}, {"c", ""}}),
             "{\"time\":\"2026-01-01T00:00:00.123Z\",\"level\":\"ERROR\",\"event\":\"e\","
-            "\"a\":\"x=\\\"y\\\"\\\\\",\"b\":\"\\u000a\\u0001\\u007f\\u00ff\",\"c\":\"\"}\n");
+            "\"a\":\"x=\\\"y\\\"\\\\\",\"b\":\"\\u000a\\u0001\\u007f\uFFFDé\",\"c\":\"\"}\n");
 }
 
 TEST(LogTest, LinesOfManyThreadsStayWhole) {

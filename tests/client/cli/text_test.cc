@@ -54,7 +54,7 @@ TEST(JsonTest, WritesNestedValues) {
 TEST(JsonTest, EscapesStringsAndWritesInfinityAsNull) {
   JsonWriter json;
   json.BeginArray().String("a\"b\\c\nd\x01").Number(std::numeric_limits<double>::infinity());
-  EXPECT_EQ(json.EndArray().Take(), R"(["a\"b\\c\nd\u0001",null])");
+  EXPECT_EQ(json.EndArray().Take(), R"(["a\"b\\c\u000ad\u0001",null])");
 }
 
 const std::vector<std::string> kLabels = {"the₁", "cat"};
