@@ -21,10 +21,13 @@ def descendants(pid):
 
 
 class Server:
-    """A process, with its children, that prints `ready grpc=ADDRESS`; context manager."""
+    """A process, with its children, that prints `ready grpc=ADDRESS` or `ready http=ADDRESS`; context manager.
 
-    def __init__(self, name, command, environment=None):
-        self.name, self._command = name, [str(word) for word in command]
+    Its address is that of the protocol, a value of rapt-load's --protocol.
+    """
+
+    def __init__(self, name, command, environment=None, protocol="oip"):
+        self.name, self.protocol, self._command = name, protocol, [str(word) for word in command]
         self._environment = {**os.environ, **(environment or {})}
 
     def __enter__(self):
@@ -34,8 +37,10 @@ class Server:
         )
         with Alarm(READY_SECONDS, self._process):
             for line in self._process.stdout:
-                if ready := re.search(r"ready.* ?grpc=(\S+)(?: metrics=(\S+))?(?:.* http=(\S+))?", line):
-                    self.address, self._metrics_address, self.http_address = ready.groups()
+                if "ready " in line:
+                    addresses = dict(re.findall(r"(\w+)=(\S+)", line))
+                    self.http_address, self._metrics_address = addresses.get("http"), addresses.get("metrics")
+                    self.address = self.http_address if self.protocol == "http" else addresses["grpc"]
                     return self
         error = self._error()
         self.__exit__()

@@ -1,8 +1,8 @@
 """Compares the service with its alternatives; run by `./dev bench service`.
 
 The same client, rapt-load, sends the same calls of the Open Inference Protocol over loopback to rapt-server
-and to each peer in bench/peers, interleaved; PyTorch in this process is the lower bound of latency. All
-compute with the same number of threads. Prints Markdown for RESULTS.md.
+and to each peer in bench/peers, over gRPC or over HTTP with binary tensors, interleaved; PyTorch in this process
+is the lower bound of latency. All compute with the same number of threads. Prints Markdown for RESULTS.md.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from torch_attention import DTYPES, attend  # noqa: E402
 
 BIN = ROOT / "build/release/bin"
 PYTRITON_PYTHON = ROOT / "build/python-pytriton/bin/python"
+PEERS = {"rapt": ("grpcio", "PyTriton"), "rapt HTTP": ("FastAPI",)}  # with the same protocol
 LARGEST_LOAD_BYTES = 2 << 30  # requests in flight; Python's server holds several copies of each
 
 
@@ -93,12 +94,13 @@ def servers(threads):
         "RAPT_TORCH_SITE": sysconfig.get_path("purelib"),
         "LD_LIBRARY_PATH": f"{sysconfig.get_config_var('LIBDIR')}:{os.environ.get('LD_LIBRARY_PATH', '')}",
     }
+    rapt = [BIN / "rapt-server", "--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0"]
+    rapt += ["--http_address=127.0.0.1:0", f"--threads={threads}", f"--max_message_bytes={1 << 30}"]
+    fastapi = [sys.executable, ROOT / "bench/peers/fastapi_server.py", "--threads", threads]
     return [
-        Server(
-            "rapt",
-            [BIN / "rapt-server", "--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0", "--http_address="]
-            + [f"--threads={threads}", f"--max_message_bytes={1 << 30}"],
-        ),
+        Server("rapt", rapt),
+        Server("rapt HTTP", rapt, protocol="http"),
+        Server("FastAPI", fastapi, peer, protocol="http"),
         Server("grpcio", [sys.executable, ROOT / "bench/peers/grpcio_server.py", "--threads", threads], peer),
         Server(
             "PyTriton",
@@ -133,7 +135,8 @@ def measure(server, case, concurrency, seconds):
     """Runs one round. Raises RuntimeError if calls fail."""
     server.forget_peak()
     cpu = server.cpu_seconds()
-    result = load(BIN / "rapt-load", server.address, case.shape, case.dtype, concurrency, seconds, "--protocol", "oip")
+    calls = (case.shape, case.dtype, concurrency, seconds)
+    result = load(BIN / "rapt-load", server.address, *calls, "--protocol", server.protocol)
     cpu = server.cpu_seconds() - cpu
     times, summary = result["milliseconds"], result["summary"]
     calls = summary["rate"] * (summary["seconds"] + WARMUP_SECONDS)  # CPU time includes the warmup
@@ -162,7 +165,7 @@ def in_process_ms(case, seconds):
 # --- Reporting ------------------------------------------------------------------------------------
 
 COLUMNS = ("shape", "type", "in flight", "server", "p50 ms", "p99 ms", "calls/s", "GB/s", "CPU ms/call")
-COLUMNS += ("peak MiB", "p50 and calls/s against the better peer", "floor, aim")
+COLUMNS += ("peak MiB", "p50 and calls/s against the better peer of the protocol", "floor, aim")
 
 
 def number(value):
@@ -179,12 +182,13 @@ def verdict(ratio, target):
 def rows(case, concurrency, points):
     for name, point in points.items():
         compared = judged = ""
-        peers = [peer for other, peer in points.items() if other != "rapt" and peer.rate]
-        if name == "rapt" and peers:
+        peers = [points[other] for other in PEERS.get(name, ()) if other in points]
+        if peers:
             latency = min(peer.median("p50_ms") for peer in peers) / point.median("p50_ms")
             rate = point.median("rate") / max(peer.median("rate") for peer in peers)
             compared = f"{latency:.2f}, {rate:.2f}"
-            judged = {1: verdict(latency, case.latency), 16: verdict(rate, case.rate)}.get(concurrency, "")
+            if name == "rapt":
+                judged = {1: verdict(latency, case.latency), 16: verdict(rate, case.rate)}.get(concurrency, "")
         values = ("p50_ms", "p99_ms", "rate", "gigabytes_per_s", "cpu_ms", "peak_mib")
         yield [case.shape, case.dtype, str(concurrency), name]+ [number(point.median(v)) for v in values] + [compared, judged]
 
