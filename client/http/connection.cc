@@ -146,46 +146,54 @@ absl::StatusOr<HttpConnection::Wait> HttpConnection::Advance() {
 }
 
 absl::Status HttpConnection::Broken() const {
-  return absl::UnavailableError(absl::StrCat(
-      target_.address(), ": ",
-      state_ == State::kConnecting ? std::strerror(errno) : "the server closed the connection"));
+  return absl::UnavailableError(
+      absl::StrCat(target_.address(), ": the server closed the connection"));
 }
 
-absl::Status HttpConnection::Open() {
+// Begins to connect. Sets errno if it returns false.
+bool HttpConnection::Open() {
+  const HttpTarget::Name& name = target_.names()[name_];
   socket_ = Descriptor(
-      socket(target_.name().ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+      socket(name.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   const int on = 1;
   setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  if (connect(socket_.get(), reinterpret_cast<const sockaddr*>(&target_.name()),
-              target_.name_size()) != 0 &&
-      errno != EINPROGRESS) {
-    return Broken();
-  }
-  if (target_.tls() == nullptr) return absl::OkStatus();
-  tls_.reset(SSL_new(target_.tls()));
-  SSL_set_fd(tls_.get(), socket_.get());
-  SSL_set_connect_state(tls_.get());
-  const char* const name = target_.server_name().c_str();
-  if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(tls_.get()), name) == 1) return absl::OkStatus();
-  ERR_clear_error();
-  SSL_set1_host(tls_.get(), name);
-  SSL_set_tlsext_host_name(tls_.get(), name);
-  return absl::OkStatus();
+  return connect(socket_.get(), reinterpret_cast<const sockaddr*>(&name.bytes), name.size) == 0 ||
+         errno == EINPROGRESS;
+}
+
+// Ends the request if the target has no further name.
+absl::StatusOr<HttpConnection::Wait> HttpConnection::TryNextName() {
+  const int error = errno;
+  socket_ = Descriptor();
+  name_ = (name_ + 1) % target_.names().size();
+  if (name_ != 0) return Wait::kNothing;
+  return absl::UnavailableError(absl::StrCat(target_.address(), ": ", std::strerror(error)));
 }
 
 absl::StatusOr<HttpConnection::Wait> HttpConnection::Connect() {
-  if (socket_.get() < 0) {
-    if (absl::Status status = Open(); !status.ok()) return status;
-  }
+  if (socket_.get() < 0 && !Open()) return TryNextName();
   pollfd ready = {socket_.get(), POLLOUT, 0};
   if (poll(&ready, 1, 0) == 0) return Wait::kWriting;
   int error = 0;
   socklen_t size = sizeof(error);
   getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   errno = error;
-  if (error != 0) return Broken();
-  state_ = tls_ == nullptr ? State::kSending : State::kShaking;
+  if (error != 0) return TryNextName();
+  state_ = State::kSending;
+  if (target_.tls() != nullptr) BeginTls();
   return Wait::kNothing;
+}
+
+void HttpConnection::BeginTls() {
+  state_ = State::kShaking;
+  tls_.reset(SSL_new(target_.tls()));
+  SSL_set_fd(tls_.get(), socket_.get());
+  SSL_set_connect_state(tls_.get());
+  const char* const name = target_.server_name().c_str();
+  if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(tls_.get()), name) == 1) return;
+  ERR_clear_error();
+  SSL_set1_host(tls_.get(), name);
+  SSL_set_tlsext_host_name(tls_.get(), name);
 }
 
 absl::StatusOr<HttpConnection::Wait> HttpConnection::Shake() {

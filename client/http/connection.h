@@ -70,10 +70,12 @@ class HttpConnection {
   };
 
   bool IsClosed() const;
-  absl::Status Open();
-  // Each returns what it waits for; kNothing: the next state is reached.
+  bool Open();
+  void BeginTls();
+  // Each returns what it waits for; kNothing: it goes on.
   absl::StatusOr<Wait> Advance();
   absl::StatusOr<Wait> Connect();
+  absl::StatusOr<Wait> TryNextName();
   absl::StatusOr<Wait> Shake();
   absl::StatusOr<Wait> Send();
   absl::StatusOr<Wait> Receive();
@@ -86,6 +88,7 @@ class HttpConnection {
   absl::Status Broken() const;
 
   const HttpTarget& target_;
+  size_t name_ = 0;  // of the target's, to which it connects
   Descriptor socket_;
   std::unique_ptr<SSL, FreeSsl> tls_;
 

@@ -60,8 +60,10 @@ absl::Status HttpTarget::Resolve(const std::string& host, const std::string& por
     return absl::InvalidArgumentError(
         absl::StrCat("can't resolve '", address_, "': ", gai_strerror(error)));
   }
-  std::memcpy(&name_, found->ai_addr, found->ai_addrlen);
-  name_size_ = found->ai_addrlen;
+  for (const addrinfo* name = found; name != nullptr; name = name->ai_next) {
+    std::memcpy(&names_.emplace_back().bytes, name->ai_addr, name->ai_addrlen);
+    names_.back().size = name->ai_addrlen;
+  }
   freeaddrinfo(found);
   return absl::OkStatus();
 }

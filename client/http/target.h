@@ -29,9 +29,15 @@ class HttpTarget {
                    const std::vector<std::pair<absl::string_view, std::string>>& headers = {},
                    size_t body_bytes = 0) const;
 
+  // A socket address.
+  struct Name {
+    sockaddr_storage bytes = {};
+    socklen_t size = 0;
+  };
+
   const std::string& address() const { return address_; }
-  const sockaddr_storage& name() const { return name_; }
-  socklen_t name_size() const { return name_size_; }
+  // Of the host, at least one, in the order in which they should be tried.
+  const std::vector<Name>& names() const { return names_; }
   SSL_CTX* tls() const { return tls_.get(); }  // null: plain text
   // In the server's certificate: a name or an IP address.
   const std::string& server_name() const { return server_name_; }
@@ -42,8 +48,7 @@ class HttpTarget {
   absl::Status UseTls(const TlsOptions& options);
 
   std::string address_, server_name_, token_;
-  sockaddr_storage name_ = {};
-  socklen_t name_size_ = 0;
+  std::vector<Name> names_;
   std::shared_ptr<SSL_CTX> tls_;
 };
 

@@ -184,6 +184,17 @@ TEST(HttpConnectionTest, NamesAServerThatDoesNotListen) {
   EXPECT_EQ(status.message(), absl::StrCat(address, ": Connection refused"));
 }
 
+// Where localhost is [::1], too, nothing listens there.
+TEST(HttpConnectionTest, TriesEveryAddressOfAName) {
+  ScriptedServer server({"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"});
+  const size_t port = server.address().rfind(':');
+  const auto target = HttpTarget::Make("localhost" + server.address().substr(port), {});
+  ASSERT_TRUE(target.ok()) << target.status();
+  HttpConnection connection(*target);
+  const absl::StatusOr<HttpResponse> response = Get(connection, *target);
+  EXPECT_TRUE(response.ok()) << response.status();
+}
+
 TEST(HttpConnectionTest, StatusOfAResponse) {
   EXPECT_TRUE(StatusOf({.status = 204}).ok());
   const absl::Status status =
