@@ -99,22 +99,25 @@ class Renewals:
             self._changed.notify()
 
     def _run(self) -> None:
-        while True:
-            due = self._wait_for_due()
-            if not due:
-                return
-            start = time.monotonic()
-            timeout = min(lease.seconds for lease in due) / 3
-            try:
-                gone = self._renew([lease.cache for lease in due], timeout)
-            except (CallError, ValueError):  # ValueError: the client was closed
-                for lease in due:
-                    lease.not_before = time.monotonic() + lease.seconds / 6
-                continue
+        while self._renew_due():
+            pass
+
+    def _renew_due(self) -> bool:
+        """Waits until leases are due, and renews them. False if there are none any more. Between two calls nothing here holds
+        the leases of handles that are gone."""
+        due = self._wait_for_due()
+        start = time.monotonic()
+        try:
+            gone = self._renew([lease.cache for lease in due], min(lease.seconds for lease in due) / 3) if due else set()
+        except (CallError, ValueError):  # ValueError: the client was closed
             for lease in due:
-                lease.renewed = max(lease.renewed, start)
-                if lease.cache in gone:
-                    lease.not_before = math.inf  # the next call tells its caller why
+                lease.not_before = time.monotonic() + lease.seconds / 6
+            return True
+        for lease in due:
+            lease.renewed = max(lease.renewed, start)
+            if lease.cache in gone:
+                lease.not_before = math.inf  # the next call tells its caller why
+        return len(due) > 0
 
     def _wait_for_due(self) -> list[Lease]:
         """Empty if there are no leases any more."""
@@ -127,7 +130,7 @@ class Renewals:
                     due = [lease for lease, at in times.items() if at <= now + lease.seconds / 12]
                     return sorted(due, key=lambda lease: times[lease])[: self._MOST_IDS]
                 wait = min(min(times.values()) - now, 60)
-                del times  # it holds the leases of handles that are gone
+                del times
                 self._changed.wait(wait)
             self._is_running = False
             return []

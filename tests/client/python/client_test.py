@@ -464,6 +464,15 @@ def test_leases_are_renewed_while_the_handle_lives(client):
     poll(lambda: not is_there(client, "renewed"))
 
 
+def test_a_handle_that_was_renewed_and_dropped_lets_its_cache_expire(client):
+    cache = client.create_cache(rapt.LayerShape(2, 8), name="renewed and dropped", lease=0.6)
+    begin = time.monotonic()
+    poll(lambda: time.monotonic() > begin + 1.2)  # two leases
+    assert is_there(client, "renewed and dropped")
+    del cache
+    poll(lambda: not is_there(client, "renewed and dropped"))
+
+
 def test_an_expired_cache_says_so(client):
     cache = client.create_cache(rapt.LayerShape(2, 8), name="expired", lease=0.1)
     other = client.open_cache(cache.info())
