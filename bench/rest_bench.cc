@@ -6,8 +6,8 @@
 // computation negligible. The client sends bytes that were prepared before. Its own cost, that of
 // gRPC's library or of client/http, is a part of the time, not of the server's CPU time.
 //
-// The client has a core of its own: where the scheduler puts client and server on the same core, a
-// call takes twice as long, over either interface.
+// The client has a core of its own. Otherwise the scheduler puts it on the core of the server's
+// network thread in some runs, where a large call takes twice as long.
 #include <poll.h>
 #include <sched.h>
 
