@@ -268,6 +268,7 @@ class ServerImpl final : public Server {
   CallObserver Observe(absl::string_view method);
   absl::Status Listen();
   absl::Status ServeRest();
+  absl::Status ServeProbes();
   void PostToWire(absl::AnyInvocable<void()> run);
   absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
   absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
@@ -430,12 +431,6 @@ absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
 }
 
 absl::Status ServerImpl::Listen() {
-  http::Router probes = http::ProbeRoutes([this] { return metrics_.Serialize(); },
-                                          [this] { return readiness_.is_ready(); });
-  auto server = http::Server::Start({.address = options_.metrics_address},
-                                    ServeBy(std::move(probes)), memory_->clock);
-  if (!server.ok()) return server.status();
-  probes_ = *std::move(server);
   http2_server_ = std::make_unique<Http2Server>(
       Http2Settings{.address = options_.grpc.address,
                     .tls = tls_.get(),
@@ -450,12 +445,13 @@ absl::Status ServerImpl::Listen() {
                     .threads = WireThreads(options_.compute.threads)},
       environment_, memory_->pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
-  const absl::Status status = http2_server_->Start([this] {
+  absl::Status status = http2_server_->Start([this] {
     if (!options_.cache.instance_name.empty()) return;
     caches_.store.SetInstance(DefaultInstance(grpc_address()));
   });
-  if (!status.ok()) return status;
-  return ServeRest();  // its calls need the name of the instance
+  if (status.ok()) status = ServeRest();    // its calls need the name of the instance
+  if (status.ok()) status = ServeProbes();  // a scrape reads what the others have registered
+  return status;
 }
 
 absl::Status ServerImpl::ServeRest() {
@@ -479,6 +475,16 @@ absl::Status ServerImpl::ServeRest() {
   if (!server.ok()) return server.status();
   rest_ = *std::move(server);
   rest_->ExportTo(metrics_);
+  return absl::OkStatus();
+}
+
+absl::Status ServerImpl::ServeProbes() {
+  http::Router router = http::ProbeRoutes([this] { return metrics_.Serialize(); },
+                                          [this] { return readiness_.is_ready(); });
+  auto server = http::Server::Start({.address = options_.metrics_address},
+                                    ServeBy(std::move(router)), memory_->clock);
+  if (!server.ok()) return server.status();
+  probes_ = *std::move(server);
   return absl::OkStatus();
 }
 

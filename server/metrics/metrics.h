@@ -33,11 +33,11 @@ class Metrics final : public MetricSink {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // Returns a function that counts the calls of a method. Start-up only; the result is thread-safe
-  // and valid for the lifetime of this.
+  // Returns a function that counts the calls of a method. Before the first scrape only; the result
+  // is thread-safe and valid for the lifetime of this.
   std::function<void(const CallReport&)> ForMethod(absl::string_view name);
 
-  // Start-up only; `read` is called at every scrape.
+  // Before the first scrape only; `read` is called at every scrape.
   void AddGauge(const std::string& name, const std::string& help, Labels labels,
                 std::function<double()> read) override;
   void AddCounter(const std::string& name, const std::string& help, Labels labels,
