@@ -74,20 +74,19 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
        "the file mode of the socket, in octal digits; determines who may connect"},
       {"http_address", &o.http.address,
-       "where to serve the Open Inference Protocol over HTTP, below /v2, and parts of rapt.v1; "
-       "port 0 "
+       "where to serve the Open Inference Protocol over HTTP, below /v2, and rapt.v1; port 0 "
        "selects a free port; empty: nowhere"},
       {"max_json_bytes",
        &o.http.max_json_bytes,
        "the most bytes of JSON in a request or an answer; tensors as binary data do not count",
-       {1, kMaxInt32}},
+       // As text, numbers in it become at most 6 times as long; Protocol Buffers has 2 GiB.
+       {1, int64_t{256} << 20}},
       {"http_allow_origin", &o.http.allow_origin,
        "origins of web pages that may call --http_address, separated by commas: "
        "https://example.org; empty: none"},
       {"max_connections", &o.grpc.max_connections,
        "connections to --grpc_address that may be open at once; further ones are closed; as many "
-       "to "
-       "--http_address, where they replace idle ones",
+       "to --http_address, where they replace idle ones",
        kCount},
       {"max_connections_per_address",
        &o.grpc.max_connections_per_address,

@@ -1,5 +1,6 @@
 #include "server/rejection.h"
 
+#include "absl/strings/str_cat.h"
 #include "base/status_value.h"
 
 namespace rapt {
@@ -39,6 +40,11 @@ absl::string_view NameOf(Rejection rejection) {
 
 absl::Status Reject(Rejection why, absl::StatusCode code, absl::string_view message) {
   return StatusWith(kPayload, why, code, message);
+}
+
+absl::Status OutOfMemory(absl::string_view what) {
+  return Reject(Rejection::kOutOfMemory, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the system has no memory for ", what));
 }
 
 Rejection RejectionOf(const absl::Status& status) { return ValueIn<Rejection>(status, kPayload); }

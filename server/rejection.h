@@ -4,6 +4,7 @@
 #define RAPT_SERVER_REJECTION_H_
 
 #include <cstdint>
+#include <new>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -33,6 +34,19 @@ absl::Status Reject(Rejection why, absl::StatusCode code, absl::string_view mess
 
 // Returns kNone for a status not made by Reject().
 Rejection RejectionOf(const absl::Status& status);
+
+// Returns the rejection of a call that the system has no memory for: "no memory for `what`".
+absl::Status OutOfMemory(absl::string_view what);
+
+// Returns f(), an absl::StatusOr, or OutOfMemory(what) if it throws std::bad_alloc.
+template <typename F>
+auto UnlessOutOfMemory(absl::string_view what, const F& f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory(what);
+  }
+}
 
 }  // namespace rapt
 

@@ -283,7 +283,12 @@ absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items
   if (!result.ok()) return result;
   for (size_t n = 0; n < items.size(); ++n) {
     if (!result->items[n].status.ok()) continue;
-    items[n].cache->state_->Appended(call.layer, known[n].at + items[n].new_tokens, start);
+    Cache::State& state = *items[n].cache->state_;
+    if (items[n].new_tokens == 0) {  // others may have appended meanwhile
+      state.Renewed(start);
+    } else {
+      state.Appended(call.layer, known[n].at + items[n].new_tokens, start);
+    }
   }
   return result;
 }

@@ -18,7 +18,8 @@ absl::Status RequestHasTooMuchJson(int64_t bytes, int64_t most) {
 }
 
 absl::Status AnswerHasTooMuchJson(int64_t most) {
-  return TooMuchJson("the answer has too many", most, "ask for binary data");
+  return TooMuchJson("the answer has too many", most,
+                     "ask for binary data, or for application/x-protobuf below /rapt/v1");
 }
 
 }  // namespace rapt

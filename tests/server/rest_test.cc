@@ -108,6 +108,17 @@ TEST_F(RestTest, EveryTypeAndWhatIsNotFinite) {
   }
 }
 
+TEST_F(RestTest, ProtocolBuffersAreAskedForByTheirMediaType) {
+  const auto type_for = [&](absl::string_view accept) {
+    const RawResponse response = Get("/rapt/v1/server", absl::StrCat("Accept: ", accept, "\r\n"));
+    EXPECT_EQ(response.status, 200) << response.body;
+    return std::string(response.Value("content-type"));
+  };
+  EXPECT_EQ(type_for("application/x-protobuf"), "application/x-protobuf");
+  EXPECT_EQ(type_for("text/html, application/x-protobuf ; q=0.9, */*"), "application/x-protobuf");
+  EXPECT_EQ(type_for("application/x-protobufs, */*"), "application/json");
+}
+
 TEST_F(RestTest, DataMayBeNestedAndComeFirst) {
   const std::string body =
       R"({"inputs":[{"data":[[[[1]]]],"datatype":"FP32","shape":[1,1,1,1],"name":"Q"},)"

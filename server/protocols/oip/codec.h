@@ -36,7 +36,7 @@ struct DecodedInfer {
   std::optional<SessionCall> session = {};
   std::unique_ptr<SharedTensors> shared_tensors = {};  // of a session
   std::shared_ptr<const InferFields> fields = {};      // likewise
-  int64_t encoding_bytes = 0;                          // those of `request`
+  int64_t encoding_bytes = 0;                          // request.encoding_bytes
 };
 
 // Returns the type of "FP32"; nullopt if no tensor has it.

@@ -454,8 +454,8 @@ int64_t MaxTextBytes(DType dtype) {
       return 21;
     case DType::kFloat32:
     case DType::kFloat16:
-    case DType::kBFloat16:  // -3.4028235e+38
-      return 15;
+    case DType::kBFloat16:  // -1.00000384e+36
+      return 16;
     case DType::kInt32:
       return 12;
     case DType::kBool:

@@ -31,7 +31,6 @@ class Base64Numbers {
   // `out` outlives it.
   Base64Numbers(DType dtype, std::string& out)
       : size_(static_cast<size_t>(SizeOf(dtype))), numbers_(JsonNumbersOf(dtype)), out_(out) {}
-  ~Base64Numbers() { Flush(); }
 
   absl::string_view allowed() const { return numbers_.allowed; }
 
@@ -42,13 +41,14 @@ class Base64Numbers {
     return true;
   }
 
- private:
-  static constexpr size_t kBlockBytes = 3 * 1024;  // whole numbers, and whole groups of base64
-
+  // Writes what is left. Call it once, at the end.
   void Flush() {
     out_ += absl::Base64Escape({reinterpret_cast<const char*>(block_.data()), used_});
     used_ = 0;
   }
+
+ private:
+  static constexpr size_t kBlockBytes = 3 * 1024;  // whole numbers, and whole groups of base64
 
   const size_t size_;
   const JsonNumbers numbers_;
@@ -122,6 +122,7 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override {
     if (data_depth_ == 0) return Close(']');
     if (--data_depth_ > 0) return true;
+    if (numbers_) numbers_->Flush();
     numbers_.reset();
     out_ += '"';
     return true;

@@ -3,6 +3,7 @@
 
 #include <google/protobuf/descriptor.h>
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"

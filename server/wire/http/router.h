@@ -26,7 +26,7 @@ absl::string_view PathOf(absl::string_view target);
 // The names and values of a query, in its order.
 using Query = std::vector<std::pair<std::string, std::string>>;
 
-// Returns that of a target: {{"b", "1 2"}} of "/a?b=1+2" or
+// Returns the query of a target: {{"b", "1 2"}} of "/a?b=1+2" or
 // "/a?b=1%202"; nullopt if its encoding is invalid.
 std::optional<Query> QueryOf(absl::string_view target);
 

@@ -112,12 +112,9 @@ class InferHandler final : public http::BodyHandler {
   }
 
   absl::StatusOr<std::shared_ptr<JsonInfer>> Read(const MessageBytes& body, int64_t json_bytes) {
-    try {
+    return UnlessOutOfMemory("the request's JSON", [&] {
       return ReadJsonInfer(body, json_bytes, inference_.max_json_bytes, inference_.pool);
-    } catch (const std::bad_alloc&) {
-      return Reject(Rejection::kOutOfMemory, absl::StatusCode::kResourceExhausted,
-                    "the system has no memory for the tensors of the request");
-    }
+    });
   }
 
   void OnResult(Result result, http::MethodCall& call) {
@@ -136,8 +133,9 @@ class InferHandler final : public http::BodyHandler {
 
   void Answer(const Result& result, http::MethodCall& call) const {
     if (call.call().is_over()) return call.End(call.call().CancelledOrLate());
-    absl::StatusOr<JsonAnswer> answer =
-        EncodeJsonInfer(binary_, run_.decoded(), result, inference_.max_json_bytes);
+    absl::StatusOr<JsonAnswer> answer = UnlessOutOfMemory("the answer's JSON", [&] {
+      return EncodeJsonInfer(binary_, run_.decoded(), result, inference_.max_json_bytes);
+    });
     if (!answer.ok()) return call.End(answer.status());
     http::ResponseHead head;
     if (!answer->binary.empty()) {

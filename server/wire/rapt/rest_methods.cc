@@ -1,7 +1,6 @@
 #include "server/wire/rapt/rest_methods.h"
 
 #include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
 
 #include <memory>
 #include <optional>
@@ -9,15 +8,16 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/byte_slice.h"
 #include "base/json_string.h"
-#include "proto/rapt/v1/attention.pb.h"
-#include "proto/rapt/v1/cache.pb.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/rapt/json_tensors.h"
+#include "server/rejection.h"
 #include "server/wire/http/call_method.h"
 #include "server/wire/json_message.h"
 #include "server/wire/rapt/cache_methods.h"
@@ -27,13 +27,12 @@ namespace rapt::native {
 namespace {
 
 using google::protobuf::Descriptor;
-using google::protobuf::Message;
 
 constexpr char kProtobuf[] = "application/x-protobuf";
 
 // The text with binary tensors, the message and its parser take at most this many times the bytes
 // of the JSON.
-constexpr int64_t kMessageBytesPerJsonByte = 2 * kTextBytesPerJsonByte;
+constexpr int64_t kMessageBytesPerJsonByte = 4 * kTextBytesPerJsonByte;
 // Copies of a response while it becomes JSON: serialized, in the parser, and in base64.
 constexpr int64_t kBytesPerResponseByte = 4;
 
@@ -47,9 +46,13 @@ struct Route {
   int64_t max_json_bytes;
 };
 
+// Whether a header has the media type of Protocol Buffers, alone or in a list.
 bool IsProtobuf(const http::Request& request, absl::string_view header) {
-  const absl::string_view value = request.Value(header).value_or("");
-  return absl::EqualsIgnoreCase(value.substr(0, value.find(';')), kProtobuf);
+  for (absl::string_view type : absl::StrSplit(request.Value(header).value_or(""), ',')) {
+    type = absl::StripAsciiWhitespace(type.substr(0, type.find(';')));
+    if (absl::EqualsIgnoreCase(type, kProtobuf)) return true;
+  }
+  return false;
 }
 
 // {"pageSize": "10"}: Protocol Buffers' JSON takes numbers as strings.
@@ -98,7 +101,8 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
       message_memory_ = call().engine().ChargeMessage(body.size * kMessageBytesPerJsonByte,
                                                       call().caller_memory());
     }
-    absl::StatusOr<std::string> message = Translate(body);
+    absl::StatusOr<std::string> message =
+        UnlessOutOfMemory("the request's JSON", [&] { return Translate(body); });
     if (!message.ok()) return call_->End(message.status());
     message_ = *std::move(message);
     slice_ = {reinterpret_cast<const std::byte*>(message_.data()), 0,
@@ -127,7 +131,15 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
 
   void Respond(ResponseMessage response) override {
     if (accepts_protobuf_) return call_->Respond({.content_type = kProtobuf}, std::move(response));
-    absl::StatusOr<ResponseMessage> json = Translate(std::move(response));
+    if (response.size() <= kQuickJsonBytes) return RespondInJson(std::move(response));
+    route_.threads.Post(
+        [this, response = std::move(response)]() mutable { RespondInJson(std::move(response)); });
+  }
+
+  void RespondInJson(ResponseMessage response) {
+    if (call().is_over()) return call_->End(call().CancelledOrLate());
+    absl::StatusOr<ResponseMessage> json =
+        UnlessOutOfMemory("the answer's JSON", [&] { return Translate(std::move(response)); });
     if (!json.ok()) return call_->End(json.status());
     message_ = {};
     message_memory_ = {};
@@ -167,10 +179,12 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
 void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
                     http::Router& router) {
   const auto add = [&](const char* http_method, const char* path, const char* service,
-                       const char* name, const Message& request, const Message& response) {
+                       const char* name) {
     const auto found = json.methods.find(absl::StrCat("/", service, "/", name));
+    const auto& method = *google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(
+        absl::StrCat(service, ".", name));
     const auto route = std::make_shared<const Route>(
-        Route{found->second, *request.GetDescriptor(), *response.GetDescriptor(),
+        Route{found->second, *method.input_type(), *method.output_type(),
               absl::string_view(http_method) == "GET", json.threads, json.max_json_bytes});
     router.Add(http_method, path,
                {.observe = observe(absl::StrCat("rapt/v1/", name)),
@@ -179,42 +193,20 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
                   return std::make_unique<RestHandler>(*route, request);
                 }});
   };
-  const auto add_attention = [&](const char* http_method, const char* path, const char* name,
-                                 const Message& request, const Message& response) {
-    add(http_method, path, kServiceName, name, request, response);
-  };
-  const auto add_cache = [&](const char* http_method, const char* path, const char* name,
-                             const Message& request, const Message& response) {
-    add(http_method, path, kCacheServiceName, name, request, response);
-  };
-  add_attention("GET", "/rapt/v1/server", "GetServerInfo",
-                v1::GetServerInfoRequest::default_instance(),
-                v1::GetServerInfoResponse::default_instance());
-  add_attention("POST", "/rapt/v1/attend", "Attend", v1::AttendRequest::default_instance(),
-                v1::AttendResponse::default_instance());
-  add_attention("POST", "/rapt/v1/estimate-memory", "EstimateMemory",
-                v1::EstimateMemoryRequest::default_instance(),
-                v1::EstimateMemoryResponse::default_instance());
-  add_attention("POST", "/rapt/v1/diagnose", "Diagnose", v1::DiagnoseRequest::default_instance(),
-                v1::DiagnoseResponse::default_instance());
-  const Message& cache = v1::Cache::default_instance();
-  const Message& caches = v1::Caches::default_instance();
-  const Message& ids = v1::Ids::default_instance();
-  const Message& attend = v1::AttendCachedRequest::default_instance();
-  add_cache("GET", "/rapt/v1/caches", "List", v1::ListRequest::default_instance(), caches);
-  add_cache("POST", "/rapt/v1/caches", "Create", v1::CreateRequest::default_instance(), cache);
-  add_cache("POST", "/rapt/v1/caches/fork", "Fork", v1::ForkRequest::default_instance(), cache);
-  add_cache("POST", "/rapt/v1/caches/truncate", "Truncate", v1::TruncateRequest::default_instance(),
-            cache);
-  add_cache("POST", "/rapt/v1/caches/renew", "Renew", ids, caches);
-  add_cache("POST", "/rapt/v1/caches/close", "Close", ids, caches);
-  add_cache("POST", "/rapt/v1/caches/get", "Get", ids, caches);
-  add_cache("POST", "/rapt/v1/caches/append", "Append", v1::AppendRequest::default_instance(),
-            v1::AppendResponse::default_instance());
-  add_cache("POST", "/rapt/v1/caches/attend", "Attend", attend,
-            v1::AttendCachedResponse::default_instance());
-  add_cache("POST", "/rapt/v1/caches/diagnose", "Diagnose", attend,
-            v1::DiagnoseResponse::default_instance());
+  add("GET", "/rapt/v1/server", kServiceName, "GetServerInfo");
+  add("POST", "/rapt/v1/attend", kServiceName, "Attend");
+  add("POST", "/rapt/v1/estimate-memory", kServiceName, "EstimateMemory");
+  add("POST", "/rapt/v1/diagnose", kServiceName, "Diagnose");
+  add("GET", "/rapt/v1/caches", kCacheServiceName, "List");
+  add("POST", "/rapt/v1/caches", kCacheServiceName, "Create");
+  add("POST", "/rapt/v1/caches/fork", kCacheServiceName, "Fork");
+  add("POST", "/rapt/v1/caches/truncate", kCacheServiceName, "Truncate");
+  add("POST", "/rapt/v1/caches/renew", kCacheServiceName, "Renew");
+  add("POST", "/rapt/v1/caches/close", kCacheServiceName, "Close");
+  add("POST", "/rapt/v1/caches/get", kCacheServiceName, "Get");
+  add("POST", "/rapt/v1/caches/append", kCacheServiceName, "Append");
+  add("POST", "/rapt/v1/caches/attend", kCacheServiceName, "Attend");
+  add("POST", "/rapt/v1/caches/diagnose", kCacheServiceName, "Diagnose");
 }
 
 }  // namespace rapt::native

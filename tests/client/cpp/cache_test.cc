@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/mutex.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
 #include "tests/client/cpp/cache_proxy.h"
@@ -614,6 +615,48 @@ TEST_F(CacheTest, ACallThatMayHaveBeenAppliedCanBeMadeAgain) {
   EXPECT_THAT(ValuesOf(again.y), Pointwise(FloatNear(2e-6f), Want(tokens)));
   EXPECT_THAT(cache.lengths(), ElementsAre(4, 0));
   EXPECT_THAT(owner.Refresh()->lengths, ElementsAre(4, 0));
+}
+
+// Passes on what it is asked, and keeps the answer of a step that appends nothing until Release().
+class HeldAnswers final : public CacheProxy {
+ public:
+  using CacheProxy::CacheProxy;
+
+  void WaitForQuery() { held_.WaitForNotification(); }
+  void Release() { released_.Notify(); }
+
+  grpc::Status Append(grpc::ServerContext*, const v1::AppendRequest* request,
+                      v1::AppendResponse* response) override {
+    grpc::ClientContext context;
+    return stub().Append(&context, *request, response);
+  }
+  grpc::Status Attend(grpc::ServerContext*, const v1::AttendCachedRequest* request,
+                      v1::AttendCachedResponse* response) override {
+    grpc::ClientContext context;
+    grpc::Status status = stub().Attend(&context, *request, response);
+    held_.Notify();
+    released_.WaitForNotification();
+    return status;
+  }
+
+ private:
+  absl::Notification held_, released_;
+};
+
+TEST_F(CacheTest, AQueryBesideAnAppendKeepsItsTokens) {
+  HeldAnswers server(server_->grpc_address());
+  const auto client = Client::Connect(server.address());
+  ASSERT_TRUE(client.ok()) << client.status();
+  Cache owner = Create();
+  const Tokens tokens = DrawTokens(14, 3);
+  ASSERT_TRUE(owner.Append(0, tokens.k.view(), tokens.v.view()).ok());
+  Cache cache = BorrowCache(**client, *owner.Refresh());
+  std::thread query([&] { EXPECT_TRUE(cache.Attend({.q = tokens.q.view()}).ok()); });
+  server.WaitForQuery();
+  EXPECT_TRUE(cache.Append(0, tokens.k.view(), tokens.v.view()).ok());
+  server.Release();
+  query.join();
+  EXPECT_THAT(cache.lengths(), ElementsAre(6, 0));
 }
 
 }  // namespace

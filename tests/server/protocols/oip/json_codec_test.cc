@@ -83,6 +83,7 @@ TEST_F(JsonCodecTest, AnAnswerHasNoMoreBytesThanWereReserved) {
       {DType::kFloat64, bits(-2.2250738585072014e-308)},
       {DType::kFloat32, bits(-std::numeric_limits<float>::max())},
       {DType::kFloat32, bits(-1.17549435e-38F)},
+      {DType::kFloat32, bits(-1.00000384e+36F)},
       {DType::kFloat32, bits(-std::numeric_limits<float>::infinity())},
       {DType::kFloat16, bits(uint16_t{0x8001})},
       {DType::kBFloat16, bits(uint16_t{0x8001})},
