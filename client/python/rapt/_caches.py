@@ -194,11 +194,11 @@ class Cache:
     ) -> list[Appended]:
         """Appends to several layers, {layer: (k, v)}: to all, or to none."""
         start = time.monotonic()
-        parts, ends = [], {}
+        parts, counts = [], []
         for layer, (k, v) in tokens.items():
-            known = self._known(layer)
-            ends[layer] = known["at"] + _rows("k", k)
-            parts.append(known | {"layer": layer, "k": Sent.of("k", k).message(), "v": Sent.of("v", v).message()})
+            counts.append(_rows("k", k))
+            tensors = {"k": Sent.of("k", k).message(), "v": Sent.of("v", v).message()}
+            parts.append(self._known(layer) | {"layer": layer} | tensors)
         results = self._caches.server.compute(
             "/rapt/v1/caches/append",
             _messages.APPEND_REQUEST,
@@ -207,8 +207,8 @@ class Cache:
             lambda response: _appended(response["results"], len(parts)),
             timeout,
         )
-        for layer, end in ends.items():
-            self._appended(layer, end, start)
+        for part, count in zip(parts, counts):
+            self._applied(part["layer"], part["at"], count, start)
         return results
 
     def attend(
@@ -309,11 +309,13 @@ class Cache:
                 raise ValueError(f"layer is {layer}; the cache has {len(self._lengths)} layers")
             return {"cache": self.id, "at": self._lengths[layer], "generation": self._generation}
 
-    def _appended(self, layer: int, length: int, start: float) -> None:
-        """A call that began at `start` has left the layer with `length` tokens."""
+    def _applied(self, layer: int, at: int, new_tokens: int, start: float) -> None:
+        """A call that began at `start` has appended new_tokens after `at`. One that appended none may have run beside an
+        append, whose length stays."""
         with self._lock:
-            self._lengths[layer] = length
-        self._lease.renewed = start
+            if new_tokens > 0:
+                self._lengths[layer] = at + new_tokens
+            self._lease.renewed = max(self._lease.renewed, start)
 
     def _take(self, info: CacheInfo) -> None:
         with self._lock:
@@ -440,7 +442,7 @@ class Caches:
         schemas = _messages.ATTEND_CACHED_REQUEST, _messages.ATTEND_CACHED_RESPONSE
         result = self.server.compute(path, schemas[0], request, schemas[1], read, timeout)
         for item, known in zip(items, request["items"]):
-            item.cache._appended(layer, known["at"] + item.new_tokens, start)
+            item.cache._applied(layer, known["at"], item.new_tokens, start)
         return result
 
     def step(

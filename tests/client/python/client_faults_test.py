@@ -10,7 +10,9 @@ import time
 import numpy as np
 import pytest
 import rapt
-from rapt import _http
+from rapt import _http, _messages
+from rapt._reports import CacheInfo
+from rapt._server import Sent
 from scripted_server import ScriptedServer, answer, read_message
 
 CLOSE = ScriptedServer.CLOSE
@@ -211,6 +213,40 @@ def test_a_child_made_by_fork_cannot_use_the_client_of_its_parent():
             os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert client.info().version == "7.8"
+
+
+# --- Caches -----------------------------------------------------------------------------------------
+
+
+def cache_of(client):
+    """A handle of an empty cache of one layer. Makes no call."""
+    return client.open_cache(CacheInfo(id="c", shapes=[rapt.LayerShape(1, 8)], lengths=[0], generation=1, lease_ms=60000))
+
+
+def test_a_query_beside_an_append_keeps_the_longer_length():
+    """The query is sent before the append, and answered after it."""
+    x = X[0]
+    asked, appended = threading.Event(), threading.Event()
+
+    def encoded(schema, values):
+        return answer(body=b"".join(_messages.encode(schema, values)))
+
+    def hold(connection):
+        asked.set()
+        assert appended.wait(30)
+        result = {"y": Sent.of("y", x).message(), "items": [{"length": 1}]}
+        connection.sendall(encoded(_messages.ATTEND_CACHED_RESPONSE, result))
+
+    append = encoded(_messages.APPEND_RESPONSE, {"results": [{"length": 1}]})
+    with ScriptedServer(hold, append) as server, client_of(server) as client:
+        cache = cache_of(client)
+        query = threading.Thread(target=cache.attend, args=(0, x))
+        query.start()
+        assert asked.wait(30)
+        cache.append(0, x, x)
+        appended.set()
+        query.join()
+        assert cache.lengths == [1]
 
 
 # --- Answers that are none ----------------------------------------------------------------------------
