@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 from ._caches import Cache
 from ._client import Client, ClientOptions
 from ._http import Stop, current_stop
+from ._reports import CacheInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,12 +24,15 @@ class _Threads:
 
     def __init__(self, most: int) -> None:
         self._executor = ThreadPoolExecutor(most, thread_name_prefix="rapt-client")
+        self._is_closed = False
 
     async def run(self, function: Callable[..., R], *arguments: Any, **options: Any) -> R:
         stop = Stop()
         context = contextvars.copy_context()
         context.run(current_stop.set, stop)
         call = functools.partial(context.run, function, *arguments, **options)
+        if self._is_closed:
+            return call()  # of a closed client, which raises at once
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, call)
         except asyncio.CancelledError:
@@ -36,7 +40,9 @@ class _Threads:
             raise
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """After the client is closed. Calls that wait for a thread learn from the client that it is."""
+        self._is_closed = True
+        self._executor.shutdown(wait=False)
 
 
 class _Asynchronous:
@@ -109,6 +115,10 @@ class AsyncClient(_Asynchronous):
     list_caches = _in_thread(Client.list_caches)
     attend_caches = _in_thread(Client.attend_caches)
 
+    def open_cache(self, info: CacheInfo) -> AsyncCache:
+        """As Client.open_cache(). Makes no call."""
+        return AsyncCache(self._object.open_cache(info), self._threads)
+
     async def __aenter__(self) -> AsyncClient:
         return self
 
@@ -118,6 +128,6 @@ class AsyncClient(_Asynchronous):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; calls that run go on. Caches that were not closed expire."""
+        """As Client.close(). Calls that wait for a thread raise ValueError."""
         self._object.close()
         self._threads.close()

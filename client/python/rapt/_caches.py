@@ -85,8 +85,8 @@ class Renewals:
             self._leases.add(lease)
             self._changed.notify()
             if not self._is_running:
-                self._is_running = True
                 threading.Thread(target=self._run, name="rapt-renewals", daemon=True).start()
+                self._is_running = True
 
     def remove(self, lease: Lease) -> None:
         with self._changed:
@@ -168,7 +168,7 @@ class Cache:
             return
         try:
             self.close(timeout=1)
-        except CallError:
+        except (CallError, ValueError):  # ValueError: the client was closed
             pass
 
     def __repr__(self) -> str:
@@ -363,7 +363,9 @@ class Caches:
     def _renew(self, ids: list[str], timeout: float) -> set[str]:
         try:
             page = self.server.ask(_Page, "POST", "/rapt/v1/caches/renew", {"caches": ids}, timeout)
-        except NotFound:
+        except NotFound as error:
+            if not error.reason:  # of a proxy
+                raise
             return set(ids)
         return {missing.cache for missing in page.missing}
 
@@ -391,6 +393,7 @@ class Caches:
     def make(self, path: str, request: dict[str, Any], name: str, lease: float | None, timeout: float | None) -> Cache:
         request = request | {"name": name or _drawn_name()}
         if lease is not None:
+            check(0 < real("lease", lease) < math.inf, f"lease is {lease}; it must be more than 0 and finite")
             request["leaseMs"] = max(round(real("lease", lease) * 1e3), 1)
         start = time.monotonic()
         info = self.server.ask(CacheInfo, "POST", path, request, timeout)
@@ -407,11 +410,12 @@ class Caches:
         return page.caches[0]
 
     def list(self, name_prefix: str, timeout: float | None) -> list[CacheInfo]:
+        deadline = self.server.calls.deadline(timeout)
         found: list[CacheInfo] = []
         request = {"namePrefix": name_prefix}
         while True:
             path = "/rapt/v1/caches?" + urllib.parse.urlencode(request)
-            page = self.server.ask(_Page, "GET", path, {}, timeout)
+            page = self.server.ask(_Page, "GET", path, {}, deadline.left())
             found += page.caches
             if not page.next_page_token:
                 return found

@@ -89,7 +89,7 @@ class Client:
     so on as well; TypeError and RuntimeError are those of rapt.attend().
 
     Thread-safe. Calls at the same time have a connection each; connections stay open for later calls. Unusable in a
-    child made by fork. No call is made before the first method, and none is open after close()."""
+    child made by fork. The first method opens the first connection. close() closes idle ones."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; calls that run go on. Caches that were not closed expire."""
+        """Closes idle connections; calls that run go on, and close theirs. Caches that were not closed expire."""
         self._caches.renewals.stop()
         self._calls.close()
 

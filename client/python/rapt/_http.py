@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -33,8 +34,8 @@ _LONGEST = 365 * 24 * 3600.0  # s
 @dataclass(frozen=True)
 class Retry:
     """When a failed attempt is repeated. That is always safe: calls of attention have no state, and those of caches say
-    what they expect the cache to be. Repeated are attempts that found no server, or lost it, and status 502 and 503; 429
-    only on request. The delay before the n-th retry is random between half and all of initial_backoff * 2^(n-1), at most
+    what they expect the cache to be. An attempt is repeated if it found no server, or lost it, or got status 502 or 503;
+    429 only on request. The delay before the n-th retry is random between half and all of initial_backoff * 2^(n-1), at most
     max_backoff, and at least the server's Retry-After. If it would end after the deadline, the error is raised at once."""
 
     attempts: int = 7  # with the first; 1: no retries
@@ -148,13 +149,19 @@ class Endpoint:
             raise ValueError(f"url is {url!r}; it must be http://HOST:PORT or https://HOST:PORT")
         if any(ord(character) <= 32 or ord(character) == 127 for character in url) or not url.isascii():
             raise ValueError(f"url is {url!r}; it must not contain spaces, controls or other characters than ASCII")
+        if parts.username is not None:
+            raise ValueError("url has a user; the only credentials are token, cert and key")
+        if parts.port == 0:
+            raise ValueError(f"url is {url!r}; the port must be from 1 to 65535")
+        if key is not None and cert is None:
+            raise ValueError("key needs cert")
         tls = None
         if parts.scheme == "https":
             tls = ssl.create_default_context(cafile=ca)
             if cert is not None:
                 tls.load_cert_chain(cert, key)
-        elif ca is not None or cert is not None or key is not None:
-            raise ValueError(f"url is {url!r}; ca, cert and key need https")
+        elif ca is not None or cert is not None:
+            raise ValueError(f"url is {url!r}; ca and cert need https")
         port = parts.port or (443 if tls else 80)
         return cls(parts.hostname, port, parts.path.rstrip("/"), tls, server_name or parts.hostname)
 
@@ -254,16 +261,52 @@ def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
     return int(status[1]), headers
 
 
+def _opened(family: int, kind: int, protocol: int, address: Any, seconds: float, stop: Stop) -> socket.socket:
+    opened = socket.socket(family, kind, protocol)
+    try:
+        opened.setblocking(False)
+        code = opened.connect_ex(address)
+        stop.watch(opened)  # not before: what does not connect yet cannot be shut down
+        if code == errno.EINPROGRESS:
+            poll = select.poll()
+            poll.register(opened, select.POLLOUT)
+            if not poll.poll(min(seconds * 1e3, 1e9)):
+                raise TimeoutError
+            code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code != 0:
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _connected(endpoint: Endpoint, deadline: Deadline, stop: Stop) -> socket.socket:
+    """To the first address of the host that answers. Each has an equal share of the time that is left."""
+    addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    while True:
+        seconds = deadline.left() / len(addresses)
+        family, kind, protocol, _, address = addresses.pop(0)
+        try:
+            return _opened(family, kind, protocol, address, seconds, stop)
+        except OSError:
+            if not addresses or stop.is_requested():
+                raise
+
+
 class _Connection:
     """An open connection, of one call at a time."""
 
-    def __init__(self, endpoint: Endpoint, deadline: Deadline) -> None:
-        opened = socket.create_connection((endpoint.host, endpoint.port), deadline.left())
+    def __init__(self, endpoint: Endpoint, deadline: Deadline, stop: Stop) -> None:
+        opened = _connected(endpoint, deadline, stop)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if endpoint.tls is not None:
+                name = endpoint.server_name
+                opened = endpoint.tls.wrap_socket(opened, server_hostname=name, do_handshake_on_connect=False)
+                stop.watch(opened)
                 opened.settimeout(deadline.left())
-                opened = endpoint.tls.wrap_socket(opened, server_hostname=endpoint.server_name)
+                opened.do_handshake()
         except BaseException:
             opened.close()
             raise
@@ -309,7 +352,7 @@ class _Connection:
             body = stream.chunks(most)
         elif length is None:
             ends, body = True, stream.to_end(most)
-        elif not (length.isascii() and length.isdecimal()):
+        elif not re.fullmatch(r"[0-9]{1,18}", length):
             raise _Malformed(f"a body of {length!r:.50} bytes")
         else:
             body = np.empty(min(int(length), most + 1), np.uint8).data
@@ -346,6 +389,10 @@ class Calls:
         for connection in idle:
             connection.close()
 
+    def deadline(self, timeout: float | None) -> Deadline:
+        """Of a call with this timeout; None: the client's."""
+        return Deadline(self._timeout if timeout is None else timeout)
+
     def call(
         self,
         method: str,
@@ -359,7 +406,7 @@ class Calls:
         if os.getpid() != self.pid:
             raise RuntimeError("the client was made by another process; make one after fork()")
         retries = retries or self._retries
-        deadline = Deadline(self._timeout if timeout is None else timeout)
+        deadline = self.deadline(timeout)
         stop = current_stop.get() or Stop()
         size = sum(memoryview(buffer).nbytes for buffer in body)
         if size > self._max_message_bytes:
@@ -389,7 +436,7 @@ class Calls:
     def _attempt(self, head: str, body: Sequence[Buffer], deadline: Deadline, stop: Stop) -> Answer:
         connection: _Connection | None = None
         try:
-            connection = self._take() or _Connection(self._endpoint, deadline)
+            connection = self._take() or _Connection(self._endpoint, deadline, stop)
             stop.watch(connection.socket)
             try:
                 answer, is_reusable = self._exchange(connection, head, body, deadline)
@@ -398,9 +445,10 @@ class Calls:
                 if not connection.is_used or stop.is_requested():
                     raise
                 connection.close()
-                connection = _Connection(self._endpoint, deadline)
+                connection = _Connection(self._endpoint, deadline, stop)
                 stop.watch(connection.socket)
                 answer, is_reusable = self._exchange(connection, head, body, deadline)
+            stop.watch(None)  # before another call has the connection
             if is_reusable and self._give(connection):
                 connection = None
             return answer

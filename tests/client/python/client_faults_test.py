@@ -1,8 +1,10 @@
 """rapt.Client against servers that answer badly, late or not at all."""
 
 import asyncio
+import contextlib
 import os
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -19,6 +21,13 @@ CLOSE = ScriptedServer.CLOSE
 INFO = answer(body={"version": "7.8"})
 X = np.zeros((1, 1, 4, 8), np.float32)
 QUICK = rapt.Retry(initial_backoff=0, max_backoff=0)
+
+
+def poll(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "the condition does not become true"
+        time.sleep(0.01)
 
 
 def client_of(server, **options):
@@ -249,6 +258,44 @@ def test_a_query_beside_an_append_keeps_the_longer_length():
         assert cache.lengths == [1]
 
 
+def test_leaving_a_cache_of_a_closed_client_keeps_the_error():
+    with ScriptedServer(answer(body={"id": "c", "lengths": ["0"], "leaseMs": "60000", "expiresInMs": "60000"})) as server:
+        with pytest.raises(KeyError), client_of(server) as client, client.create_cache(rapt.LayerShape(1, 8)):
+            client.close()
+            raise KeyError
+
+
+def test_the_timeout_of_a_list_covers_all_pages():
+    def page(connection):
+        time.sleep(0.3)
+        connection.sendall(answer(body={"nextPageToken": "more"}))
+
+    error, _ = outcome(page, page, page, answer(), call=lambda client: client.list_caches(timeout=0.5))
+    assert isinstance(error, TimeoutError)
+
+
+def test_a_proxy_without_the_path_does_not_end_a_lease():
+    """A 404 without a reason is not the server's."""
+    made = answer(body={"id": "c", "lengths": ["0"], "leaseMs": "300", "expiresInMs": "300"})
+    with ScriptedServer(made, answer(404), answer(404), answer()) as server, client_of(server) as client:
+        cache = client.create_cache(rapt.LayerShape(1, 8))
+        poll(lambda: len(server.requests) >= 4)
+        cache.release()
+
+
+@pytest.mark.parametrize("lease", (0, -1, float("nan"), float("inf")))
+def test_a_wrong_lease(lease):
+    with ScriptedServer(INFO) as server, client_of(server) as client:
+        with pytest.raises(ValueError, match=f"^lease is {lease}; it must be more than 0 and finite$"):
+            client.create_cache(rapt.LayerShape(1, 8), lease=lease)
+
+
+def test_integers_of_numpy():
+    with ScriptedServer(answer()) as server, client_of(server) as client:
+        client.estimate_memory(np.array([64, 4096]), query_heads=np.int64(2))
+        assert len(server.requests) == 1
+
+
 # --- Answers that are none ----------------------------------------------------------------------------
 
 
@@ -263,6 +310,7 @@ def test_a_query_beside_an_append_keeps_the_longer_length():
         [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
         [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n{}"],
         [b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n{}"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}"],
         [b"HTTP/1.1 200 OK\r\nno header\r\n\r\n"],
         [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n{}\r\n0\r\n\r\n"],
         [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}}\r\n0\r\n\r\n"],
@@ -393,8 +441,11 @@ def test_the_head_of_a_request():
         ("http://x/a\r\nB: c", {}, "url is"),
         ("http://x y/", {}, "must not contain spaces"),
         ("http://x:99999", {}, "Port"),
+        ("http://x:0", {}, "the port must be from 1 to 65535"),
+        ("https://user:secret@x", {}, "^url has a user; the only credentials are token, cert and key$"),
+        ("https://x", {"key": "file"}, "key needs cert"),
         ("http://x", {"token": "secret"}, "token needs https"),
-        ("http://x", {"ca": "file"}, "ca, cert and key need https"),
+        ("http://x", {"ca": "file"}, "ca and cert need https"),
         ("https://x", {"token": "a\r\nb"}, "token must consist of printable"),
     ),
 )
@@ -471,6 +522,74 @@ def test_cancelling_closes_the_connection():
         assert len(server.requests) == 1
 
 
+def test_cancelling_ends_a_handshake():
+    began, left = threading.Event(), threading.Event()
+
+    def wait(connection):
+        began.set()
+        while connection.recv(65536):
+            pass
+        left.set()
+
+    with ScriptedServer() as server:
+        server.serve = wait
+        assert cancelled(rapt.AsyncClient(server.url.replace("http", "https"), timeout=300), began)
+        assert left.wait(30)
+
+
+def test_stopping_a_call_that_connects():
+    """The listener accepts nothing and its queue is full, so that the kernel answers no SYN."""
+    stop = _http.Stop()
+    outcomes = []
+
+    def call():
+        _http.current_stop.set(stop)
+        try:
+            client.info()
+        except ConnectionError as error:
+            outcomes.append(error)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        client = stack.enter_context(rapt.Client("http://127.0.0.1:%d" % listener.getsockname()[1], timeout=300))
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        poll(lambda: stop._socket is not None)
+        stop.request()
+        thread.join(30)
+    assert len(outcomes) == 1
+
+
+def test_closing_an_asynchronous_client():
+    """The calls that wait for a thread, and later ones, get the error of a closed client."""
+    began, closed = threading.Event(), threading.Event()
+
+    def wait(connection):
+        began.set()
+        assert closed.wait(30)
+        connection.sendall(INFO)
+
+    async def run(url):
+        client = rapt.AsyncClient(url, threads=1, retries=QUICK, timeout=30)
+        calls = [asyncio.create_task(client.info()) for _ in range(3)]
+        await asyncio.to_thread(began.wait, 30)
+        client.close()
+        closed.set()
+        first, *waited = await asyncio.gather(*calls, return_exceptions=True)
+        assert first.version == "7.8"
+        later = await asyncio.gather(client.info(), client.ready(), return_exceptions=True)
+        assert {(type(error), str(error)) for error in waited + later} == {(ValueError, "the client was closed")}
+        with pytest.raises(KeyError):
+            async with cache_of(client):
+                raise KeyError
+
+    with ScriptedServer(wait) as server:
+        asyncio.run(run(server.url))
+
+
 def test_cancelling_ends_the_wait_before_a_retry():
     began = threading.Event()
 
@@ -480,10 +599,7 @@ def test_cancelling_ends_the_wait_before_a_retry():
 
     with ScriptedServer(fail) as server:
         assert cancelled(rapt.AsyncClient(server.url, timeout=30), began)
-        deadline = time.monotonic() + 20
-        while any(thread.name.startswith("rapt-client") for thread in threading.enumerate()):
-            assert time.monotonic() < deadline, "the thread still waits"
-            time.sleep(0.01)
+        poll(lambda: not any(thread.name.startswith("rapt-client") for thread in threading.enumerate()))
         assert len(server.requests) == 1
 
 
