@@ -29,7 +29,8 @@ struct Shape {
 constexpr Shape kShapes[] = {{"block", 9, 16, 20},
                              {"few", 3, 64, 32},
                              {"decode", 1, 32, 64},
-                             {"fused", 21, 40, 24, /*weights=*/false}};
+                             {"fused", 21, 40, 24, /*weights=*/false},
+                             {"fused_decode", 1, 40, 24, /*weights=*/false}};
 
 // Every test of this file holds for each float type and shape.
 class EdgesTest : public ::testing::TestWithParam<std::tuple<DType, Shape>> {
