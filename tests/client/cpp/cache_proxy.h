@@ -13,7 +13,7 @@
 namespace rapt::test {
 
 // Listens on loopback. A derived class overrides the methods that it passes on by stub(); the
-// others are UNIMPLEMENTED. REQUIRES: no call runs when it is destroyed.
+// others are UNIMPLEMENTED. The destructor of a class with members calls Stop().
 class CacheProxy : public v1::CacheService::Service {
  public:
   // `address`: of the real server.
@@ -31,6 +31,12 @@ class CacheProxy : public v1::CacheService::Service {
   const std::string& address() const { return address_; }
 
  protected:
+  // Waits until no call runs.
+  void Stop() {
+    server_->Shutdown();
+    server_->Wait();
+  }
+
   v1::CacheService::Stub& stub() const { return *stub_; }
 
  private:

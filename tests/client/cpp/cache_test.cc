@@ -503,6 +503,7 @@ class LossyServer final : public CacheProxy {
  public:
   LossyServer(const std::string& address, grpc::StatusCode code)
       : CacheProxy(address), code_(code) {}
+  ~LossyServer() override { Stop(); }
 
   // The values of `at` of Append and Attend, in order.
   std::vector<int64_t> ats() const {
@@ -621,6 +622,7 @@ TEST_F(CacheTest, ACallThatMayHaveBeenAppliedCanBeMadeAgain) {
 class HeldAnswers final : public CacheProxy {
  public:
   using CacheProxy::CacheProxy;
+  ~HeldAnswers() override { Stop(); }
 
   void WaitForQuery() { held_.WaitForNotification(); }
   void Release() { released_.Notify(); }

@@ -52,6 +52,7 @@ using Chunks = std::vector<v1::KvChunk>;
 class Proxy final : public CacheProxy {
  public:
   using CacheProxy::CacheProxy;
+  ~Proxy() override { Stop(); }
 
   // The first attempts of Import end after a message; then the reply of one is lost.
   std::atomic<int> broken_imports{0};

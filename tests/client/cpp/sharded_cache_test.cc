@@ -621,6 +621,7 @@ class Meeting {
 class Gate final : public CacheProxy {
  public:
   Gate(const std::string& address, Meeting& meeting) : CacheProxy(address), meeting_(meeting) {}
+  ~Gate() override { Stop(); }
 
   grpc::Status Create(grpc::ServerContext* call, const v1::CreateRequest* request,
                       v1::Cache* response) override {
