@@ -261,7 +261,7 @@ class Paths:
                     content["application/octet-stream"] = {}
                 if is_native:
                     content["application/x-protobuf"] = {}
-                operation["requestBody"] = {"content": content}
+                operation["requestBody"] = {"content": content, "required": path != "/v2/repository/index"}
             schema = self._schema(answer.strip("[]"))
             if answer.startswith("["):
                 schema = {"type": "array", "items": schema}

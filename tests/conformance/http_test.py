@@ -471,10 +471,9 @@ def test_caches(server):
         status, found = ask(server, f"/rapt/v1/caches/{method}", both)
         assert status == 200 and [c["id"] for c in found["caches"]] == both["caches"], found
     assert both["caches"][0] not in {c["id"] for c in ask(server, "/rapt/v1/caches")[1]["caches"]}
-    try:
+    with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://{server.http_address}/rapt/v1/caches/get", json.dumps(both).encode())
-    except urllib.error.HTTPError as error:
-        assert (error.code, error.headers["rapt-reason"]) == (404, "closed")
+    assert (caught.value.code, caught.value.headers["rapt-reason"]) == (404, "closed")
 
 
 # --- KServe ---------------------------------------------------------------------------------------
@@ -534,9 +533,15 @@ def test_every_command_is_an_example():
     assert len(examples()) == (ROOT / "docs" / "rest.md").read_text().count("```sh\n") >= 5
 
 
+@pytest.fixture(scope="module")
+def default_server():
+    with RaptServer() as running:
+        yield running
+
+
 @pytest.mark.parametrize("command, prints", examples())
-def test_an_example_of_the_docs(server, command, prints):
-    command = command.replace("localhost:8000", server.http_address)
+def test_an_example_of_the_docs(default_server, command, prints):
+    command = command.replace("localhost:8000", default_server.http_address)
     done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == json.loads(prints), done.stdout
 

@@ -142,5 +142,11 @@ def test_an_error_is_as_declared(server, path, method):
     check(schema_of(DOCUMENT["paths"][path][method]["responses"]["default"]), error)
 
 
+@pytest.mark.parametrize("path, method", [o for o in OPERATIONS if "requestBody" in DOCUMENT["paths"][o[0]][o[1]]])
+def test_a_body_is_required_as_declared(server, path, method):
+    status, _, _ = send(server, method, example_of(path, method)[0])
+    assert (status >= 400) == DOCUMENT["paths"][path][method]["requestBody"]["required"]
+
+
 def test_is_served(server):
     assert send(server, "get", "/openapi.json")[2] == DOCUMENT

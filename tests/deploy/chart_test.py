@@ -403,8 +403,12 @@ def test_kserve_example_matches_the_server(file):
     (container,) = runtime["spec"]["containers"]
     (port,) = container["ports"]
     # KServe names ports as Knative does.
-    flag, name = {"v2": ("http", "http1"), "grpc-v2": ("grpc", "h2c")}[model["protocolVersion"]]
+    flag, name, closed = {
+        "v2": ("http", "http1", "--grpc_address=127.0.0.1:8001"),
+        "grpc-v2": ("grpc", "h2c", "--http_address="),
+    }[model["protocolVersion"]]
     assert port["name"] == name and f"--{flag}_address=0.0.0.0:{port['containerPort']}" in container["args"]
+    assert closed in container["args"]  # the image opens both
     # The rest of a runtime is a pod.
     pod = {key: value for key, value in runtime["spec"].items() if key in ("containers",)}
     kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": pod}, KUBERNETES, strict=True)

@@ -9,6 +9,7 @@ import pty
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -205,7 +206,10 @@ def test_calls_to_a_server_that_has_gone_fail(tmp_path):
         flags = ("--protocol", "http", "--address", server.http_address, *TINY, "-c", "4", "-d", "600", "--warmup", "0")
         running = subprocess.Popen([RAPT_LOAD, *flags, "--json", "-"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         wait_for_a_call(server)
-    time.sleep(0.2)  # calls without a server
+    host, port = server.http_address.split(":")
+    with socket.create_server((host, int(port))) as closing:
+        for _ in range(8):  # calls of the 4 streams, of which the first have failed
+            closing.accept()[0].close()
     running.send_signal(signal.SIGINT)
     result = json.loads(running.communicate(timeout=120)[0])
     assert result["summary"]["ok"] > 0

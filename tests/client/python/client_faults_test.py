@@ -177,15 +177,13 @@ def test_an_answer_in_chunks():
 
 
 def test_an_answer_before_the_end_of_the_request():
-    """The server refuses a request whose body it does not read."""
+    """The server refuses a request whose body it does not read, and resets the connection."""
 
-    with ScriptedServer() as server, client_of(server) as client:
-        def refuse(connection):
-            connection.recv(1000)
-            connection.sendall(answer(413, {"error": "too large"}))
-            while connection.recv(1 << 20):
-                pass
+    def refuse(connection):
+        connection.recv(1000)
+        connection.sendall(answer(413, {"error": "too large"}))
 
+    with ScriptedServer() as server, client_of(server, retries=rapt.Retry(attempts=1)) as client:
         server.serve = refuse
         large = np.zeros((1, 64, 1024, 64), np.float32)
         with pytest.raises(MemoryError, match="^too large$"):
@@ -401,7 +399,7 @@ def drip(data):
 def test_the_timeout_ends_a_call(step):
     error, server = outcome(step, timeout=0.4)
     assert isinstance(error, TimeoutError) and str(error) == "the timeout of 0.4 s passed"
-    assert len(server.requests) == 1
+    assert len(server.requests) <= 1
 
 
 def test_the_timeout_ends_a_request_that_nobody_reads():

@@ -14,6 +14,7 @@ from arrays_test import InNamespace, Producer, spread
 from attention_client import assert_close
 from attention_test import ROTATES, TYPES, call_of, definition
 from gradients_test import CASES
+from rapt._reports import CacheInfo
 from rapt_server import RaptServer
 from scripted_server import LossyProxy
 
@@ -454,28 +455,24 @@ def is_there(client, name):
 
 
 def test_leases_are_renewed_while_the_handle_lives(client):
-    cache = client.create_cache(rapt.LayerShape(2, 8), name="renewed", lease=0.9)
-    dropped = client.create_cache(rapt.LayerShape(2, 8), name="dropped", lease=0.9)
+    """Also of a handle that is dropped after its lease was renewed."""
+    released, dropped, unused = [
+        client.create_cache(rapt.LayerShape(2, 8), name=name, lease=5) for name in ("released", "dropped", "unused")
+    ]
+    del unused
+    poll(lambda: not is_there(client, "unused"))  # longer than a lease
+    assert is_there(client, "released") and is_there(client, "dropped")
+    assert released.renew().lease_ms == 5000
+    released.release()
     del dropped
-    poll(lambda: not is_there(client, "dropped"))  # longer than a lease
-    assert is_there(client, "renewed")
-    assert cache.renew().lease_ms == 900
-    cache.release()
-    poll(lambda: not is_there(client, "renewed"))
-
-
-def test_a_handle_that_was_renewed_and_dropped_lets_its_cache_expire(client):
-    cache = client.create_cache(rapt.LayerShape(2, 8), name="renewed and dropped", lease=0.6)
-    begin = time.monotonic()
-    poll(lambda: time.monotonic() > begin + 1.2)  # two leases
-    assert is_there(client, "renewed and dropped")
-    del cache
-    poll(lambda: not is_there(client, "renewed and dropped"))
+    poll(lambda: not is_there(client, "released") and not is_there(client, "dropped"))
 
 
 def test_an_expired_cache_says_so(client):
     cache = client.create_cache(rapt.LayerShape(2, 8), name="expired", lease=0.1)
-    other = client.open_cache(cache.info())
+    # Without a call, before which the lease could end.
+    info = CacheInfo(cache.id, shapes=cache.shapes, lengths=cache.lengths, generation=cache.generation, lease_ms=100)
+    other = client.open_cache(info)
     cache.release()
     poll(lambda: not is_there(client, "expired"))
     with pytest.raises(LookupError) as caught:
