@@ -86,14 +86,20 @@ bool SharedConnectionCounts::Enter(const PeerNetwork& network) {
   return has_entered;
 }
 
+SharedConnectionCounts::Entrance SharedConnectionCounts::TryEnter(const PeerNetwork& network) {
+  MutexLock lock(mutex_);
+  if (counts_.IsFull()) return Entrance::kFull;
+  return counts_.Enter(network) ? Entrance::kEntered : Entrance::kAtLimit;
+}
+
+void SharedConnectionCounts::Refuse() {
+  MutexLock lock(mutex_);
+  ++refused_;
+}
+
 void SharedConnectionCounts::Leave(const PeerNetwork& network) {
   MutexLock lock(mutex_);
   counts_.Leave(network);
-}
-
-bool SharedConnectionCounts::IsFull() const {
-  MutexLock lock(mutex_);
-  return counts_.IsFull();
 }
 
 bool SharedConnectionCounts::IsAtLimit(const PeerNetwork& network) const {

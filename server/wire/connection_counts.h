@@ -52,13 +52,18 @@ class ConnectionCounts {
 // Counts the connections of several threads, and those refused. Thread-safe.
 class SharedConnectionCounts {
  public:
+  // kFull: the total is reached. kAtLimit: only the network's limit is.
+  enum class Entrance : uint8_t { kEntered, kFull, kAtLimit };
+
   // As for ConnectionCounts.
   SharedConnectionCounts(int64_t total, int64_t per_network) : counts_(total, per_network) {}
 
   bool Enter(const PeerNetwork& network);
+  // As Enter(), but leaves it to the caller to count a refusal.
+  Entrance TryEnter(const PeerNetwork& network);
+  void Refuse();
   void Leave(const PeerNetwork& network);
 
-  bool IsFull() const;
   bool IsAtLimit(const PeerNetwork& network) const;
   int64_t count() const;
   int64_t refused() const;

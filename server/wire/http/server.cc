@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <future>
-#include <list>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -41,26 +41,14 @@ class Server::Wire final : public ConnectionOwner {
       : loop_(clock, server.calls_ == nullptr ? "rapt-probes" : "rapt-http"), server_(server) {}
 
   EventLoop& loop() { return loop_; }
-  // Connections, open or to be opened. Thread-safe, as the next ones.
-  int64_t assigned() const { return assigned_; }
-  // Those that have no call.
-  int64_t replaceable() const { return replaceable_; }
-  void Assign() { ++assigned_; }
 
-  void Open(Descriptor socket, const sockaddr_storage& peer) {
-    const PeerNetwork network = NetworkOf(peer);
-    if (server_.counts_.IsFull() && MayReplace(network)) waiting_.front()->Close();
-    if (!server_.counts_.Enter(network)) {
-      --assigned_;
-      return;
-    }
-    const auto connection =
-        std::make_shared<Connection>(loop_, NewSocket(std::move(socket)), PeerNameOf(peer), *this);
-    waiting_.push_back(connection.get());
-    replaceable_ = static_cast<int64_t>(waiting_.size());
-    open_.emplace(connection.get(), std::unique_ptr<Entry>(new Entry{
-                                        network, std::prev(waiting_.end()), true, server_.live_}));
-    connection->Start(network);
+  // Connections that are open or about to be. Thread-safe.
+  int64_t assigned() const { return assigned_; }
+
+  // Opens a connection on this thread; on a full server, in place of another one, on its thread.
+  // Thread-safe.
+  void Assign(Descriptor socket, const sockaddr_storage& peer) {
+    Assign([this, peer, socket = std::move(socket)]() mutable { Open(std::move(socket), peer); });
   }
 
   void OnEvery(void (Connection::*function)()) {
@@ -70,18 +58,51 @@ class Server::Wire final : public ConnectionOwner {
   }
 
  private:
+  using Entrance = SharedConnectionCounts::Entrance;
+
   struct Entry {
     PeerNetwork network;
-    std::list<Connection*>::iterator place;  // among those that wait
-    bool waits;
+    int64_t wait;  // its number; 0 during a call
     LiveCount& live;
     LiveCount::Place live_place{live};
   };
 
-  // Returns whether a new connection may enter in place of the one that has waited longest.
-  bool MayReplace(const PeerNetwork& network) const {
-    if (waiting_.empty()) return false;
-    return !server_.counts_.IsAtLimit(network) || open_.at(waiting_.front())->network == network;
+  template <typename Function>
+  void Assign(Function open) {
+    ++assigned_;
+    loop_.Run(std::move(open));
+  }
+
+  void Open(Descriptor socket, const sockaddr_storage& peer) {
+    --assigned_;
+    if (server_.is_stopping_) return;
+    const PeerNetwork network = NetworkOf(peer);
+    const Entrance entrance = server_.counts_.TryEnter(network);
+    if (entrance == Entrance::kEntered) return Begin(std::move(socket), peer, network);
+    const std::optional<Wait> replaced =
+        entrance == Entrance::kFull ? server_.TakeLongestWait(network) : std::nullopt;
+    if (!replaced.has_value()) return server_.counts_.Refuse();
+    Wire& wire = *replaced->wire;
+    wire.Assign([&wire, peer, wait = *replaced, socket = std::move(socket)]() mutable {
+      wire.Replace(wait, std::move(socket), peer);
+    });
+  }
+
+  void Begin(Descriptor socket, const sockaddr_storage& peer, const PeerNetwork& network) {
+    const auto connection =
+        std::make_shared<Connection>(loop_, NewSocket(std::move(socket)), PeerNameOf(peer), *this);
+    const int64_t wait = server_.BeginWait({this, connection.get(), network});
+    open_.emplace(connection.get(),
+                  std::unique_ptr<Entry>(new Entry{network, wait, server_.live_}));
+    ++assigned_;
+    connection->Start(network);
+  }
+
+  // The connection that waited may have begun a call meanwhile. Open() then looks for another one.
+  void Replace(const Wait& wait, Descriptor socket, const sockaddr_storage& peer) {
+    const auto found = open_.find(wait.connection);
+    if (found != open_.end() && found->second->wait == wait.number) wait.connection->Close();
+    Open(std::move(socket), peer);
   }
 
   const ConnectionSettings& settings() const override { return server_.settings_.connection; }
@@ -95,17 +116,13 @@ class Server::Wire final : public ConnectionOwner {
   }
 
   void OnCall(Connection& connection) override {
-    Entry& entry = *open_.at(&connection);
-    if (std::exchange(entry.waits, false)) waiting_.erase(entry.place);
-    replaceable_ = static_cast<int64_t>(waiting_.size());
+    server_.EndWait(std::exchange(open_.at(&connection)->wait, 0));
   }
 
   void OnResponded(Connection& connection) override {
     OnCall(connection);
     Entry& entry = *open_.at(&connection);
-    entry.waits = true;
-    entry.place = waiting_.insert(waiting_.end(), &connection);
-    replaceable_ = static_cast<int64_t>(waiting_.size());
+    entry.wait = server_.BeginWait({this, &connection, entry.network});
   }
 
   void OnClosed(Connection& connection) override {
@@ -124,9 +141,8 @@ class Server::Wire final : public ConnectionOwner {
 
   EventLoop loop_;
   Server& server_;
-  std::atomic<int64_t> assigned_{0}, replaceable_{0};
+  std::atomic<int64_t> assigned_{0};
   absl::flat_hash_map<Connection*, std::unique_ptr<Entry>> open_;
-  std::list<Connection*> waiting_;  // without a call, by their last response or their beginning
 };
 
 Server::Server(ServerSettings settings, Serve serve, const Clock& clock, const CallServices* calls,
@@ -164,21 +180,33 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerSettings settings, S
       new Server(std::move(settings), std::move(serve), clock, calls, *std::move(listening)));
 }
 
-// Assigns a connection to the thread with the fewest. If the server is full, it replaces one of its
-// thread's: then to the one with the most that can be replaced.
-Server::Wire& Server::WireForNext() {
-  const bool is_full = counts_.IsFull();
-  const auto is_better = [is_full](const auto& a, const auto& b) {
-    return is_full ? a->replaceable() > b->replaceable() : a->assigned() < b->assigned();
-  };
-  return **std::min_element(wires_.begin(), wires_.end(), is_better);
+// Opens a connection on the thread with the fewest.
+void Server::Open(Descriptor socket, const sockaddr_storage& peer) {
+  const auto has_fewer = [](const auto& a, const auto& b) { return a->assigned() < b->assigned(); };
+  const auto& wire = *std::min_element(wires_.begin(), wires_.end(), has_fewer);
+  wire->Assign(std::move(socket), peer);
 }
 
-void Server::Open(Descriptor socket, const sockaddr_storage& peer) {
-  Wire& wire = WireForNext();
-  wire.Assign();
-  wire.loop().Run(
-      [&wire, peer, socket = std::move(socket)]() mutable { wire.Open(std::move(socket), peer); });
+int64_t Server::BeginWait(Wait wait) {
+  MutexLock lock(mutex_);
+  wait.number = next_wait_++;
+  waits_.emplace_hint(waits_.end(), wait.number, wait);
+  return wait.number;
+}
+
+void Server::EndWait(int64_t number) {
+  MutexLock lock(mutex_);
+  waits_.erase(number);
+}
+
+std::optional<Server::Wait> Server::TakeLongestWait(const PeerNetwork& network) {
+  const bool only_own = counts_.IsAtLimit(network);
+  MutexLock lock(mutex_);
+  if (waits_.empty()) return std::nullopt;
+  const Wait longest = waits_.begin()->second;
+  if (only_own && longest.network != network) return std::nullopt;
+  waits_.erase(waits_.begin());
+  return longest;
 }
 
 void Server::Post(EventLoop::Task task) {
@@ -207,6 +235,7 @@ void Server::OnEveryConnection(void (Connection::*function)()) {
 
 void Server::Shutdown(std::chrono::nanoseconds time) {
   if (acceptors_.empty()) return;
+  is_stopping_ = true;
   std::promise<void> stopped;
   wires_[0]->loop().Post([this, &stopped] {
     for (const auto& acceptor : acceptors_) acceptor->Stop();

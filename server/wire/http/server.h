@@ -7,14 +7,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "base/buffer_pool.h"
 #include "base/clock.h"
 #include "base/metric_sink.h"
+#include "base/mutex.h"
 #include "server/calls/call.h"
 #include "server/wire/acceptor.h"
 #include "server/wire/connection_counts.h"
@@ -35,8 +39,7 @@ struct ServerSettings {
   TlsAcceptor* tls = nullptr;  // null: plain text
   int threads = 1;
   // Beyond this, a new connection replaces the one without a call that has waited longest since its
-  // last response, among those of a thread. Where its address is at the next limit, it replaces
-  // none of another address.
+  // last response. Where its address is at the next limit, it replaces none of another address.
   int64_t max_connections = 128;
   // Beyond this, new ones are refused. 0: a quarter of max_connections.
   int64_t max_connections_per_address = 128;
@@ -84,10 +87,24 @@ class Server {
  private:
   class Wire;
 
+  // A connection without a call.
+  struct Wait {
+    Wire* wire;
+    Connection* connection;
+    PeerNetwork network;
+    int64_t number = 0;
+  };
+
   Server(ServerSettings settings, Serve serve, const Clock& clock, const CallServices* calls,
          ListeningSockets listening);
-  Wire& WireForNext();
   void Open(Descriptor socket, const sockaddr_storage& peer);
+  // Returns the number of the wait.
+  int64_t BeginWait(Wait wait);
+  // Does nothing if the wait has ended or was taken.
+  void EndWait(int64_t number);
+  // Takes the longest wait, in whose place a new connection of the network may open. None: there is
+  // no such wait.
+  std::optional<Wait> TakeLongestWait(const PeerNetwork& network);
   void OnEveryConnection(void (Connection::*function)());
 
   const ServerSettings settings_;
@@ -95,8 +112,14 @@ class Server {
   const CallServices* const calls_;
   const int port_;
   std::atomic<bool> is_draining_{false};
+  std::atomic<bool> is_stopping_{false};  // no connection opens
   SharedConnectionCounts counts_;
   LiveCount live_;  // calls and connections
+
+  Mutex mutex_;
+  std::map<int64_t, Wait> waits_ ABSL_GUARDED_BY(mutex_);  // of all threads, the longest first
+  int64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 1;
+
   std::vector<std::unique_ptr<Wire>> wires_;
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
   std::atomic<size_t> next_post_{0};

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <latch>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -470,6 +471,68 @@ TEST(HttpServerLimitTest, AFullServerReplacesAConnectionOfAnyThread) {
     clients.back()->Send(kGet);
     EXPECT_THAT(clients.back()->ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
   }
+}
+
+// Returns once each thread has ended its turn: a client has its response before its wait begins.
+void WaitForTurns(Server& server, int threads) {
+  std::latch ended(threads);
+  for (int n = 0; n < threads; ++n) server.Post([&ended] { ended.count_down(); });
+  ended.wait();
+}
+
+TEST(HttpServerLimitTest, TheLongestWaitOfAllThreadsEndsFirst) {
+  constexpr int kThreads = 3;
+  constexpr int kConnections = 4 * kThreads;
+  const auto server = *Server::Start({.address = "127.0.0.1:0",
+                                      .threads = kThreads,
+                                      .max_connections = kConnections,
+                                      .max_connections_per_address = kConnections,
+                                      .connection = {.patience = seconds(60)}},
+                                     Echo, kClock);
+  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int n = 0; n < 3 * kConnections; ++n) {
+    clients.push_back(std::make_unique<Client>(address));
+    clients.back()->Send(kGet);
+    EXPECT_THAT(clients.back()->ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
+    WaitForTurns(*server, kThreads);
+    const int oldest = std::max(0, n + 1 - kConnections);
+    for (int replaced = 0; replaced < oldest; ++replaced) {
+      EXPECT_EQ(clients[replaced]->CountUntilClosed(), 0u);
+    }
+    for (int kept = oldest; kept < n; ++kept) {
+      EXPECT_TRUE(clients[kept]->IsOpen()) << kept << " of " << n;
+    }
+  }
+}
+
+// New connections don't replace each other while another one has waited longer.
+TEST(HttpServerLimitTest, ABurstReplacesTheLongestWaits) {
+  constexpr int kThreads = 3;
+  constexpr int kConnections = 16 * kThreads;
+  const auto server = *Server::Start({.address = "127.0.0.1:0",
+                                      .threads = kThreads,
+                                      .max_connections = kConnections,
+                                      .max_connections_per_address = kConnections,
+                                      .connection = {.patience = seconds(60)}},
+                                     Echo, kClock);
+  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  std::vector<std::unique_ptr<Client>> clients;
+  const auto connect = [&](int count) {
+    for (int n = 0; n < count; ++n) clients.push_back(std::make_unique<Client>(address));
+  };
+  const auto expect_response = [&](size_t n) {
+    clients[n]->Send(kGet);
+    EXPECT_THAT(clients[n]->ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
+  };
+  for (size_t n = 0; n < kConnections; ++n) {
+    connect(1);
+    expect_response(n);
+    WaitForTurns(*server, kThreads);
+  }
+  connect(kConnections);
+  for (size_t n = kConnections; n < clients.size(); ++n) expect_response(n);
+  for (size_t n = 0; n < kConnections; ++n) EXPECT_EQ(clients[n]->CountUntilClosed(), 0u) << n;
 }
 
 class SingleServerTest : public HttpServerTest {
