@@ -34,7 +34,8 @@ struct HttpResponse {
 absl::Status StatusOf(const HttpResponse& response);
 
 // Carries one request after another and waits for nothing, except in Exchange(). Opens itself for a
-// request if it is not open or the server has closed it meanwhile. Thread-compatible.
+// request if it is not open or the server has closed it meanwhile. Thread-compatible. With TLS, the
+// process must ignore SIGPIPE: OpenSSL raises it where the server has closed the connection.
 class HttpConnection {
  public:
   enum class Wait : uint8_t { kNothing, kReading, kWriting };

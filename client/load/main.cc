@@ -249,6 +249,7 @@ ExitCode Main(absl::Span<const std::string> arguments) {
 }  // namespace rapt::load
 
 int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
   // Debian's Abseil detects deadlocks, whose cost would count as latency.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const std::vector<std::string> arguments(argv + 1, argv + argc);

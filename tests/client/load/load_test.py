@@ -10,6 +10,8 @@ import re
 import shlex
 import signal
 import socket
+import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -213,6 +215,44 @@ def test_calls_to_a_server_that_has_gone_fail(tmp_path):
     running.send_signal(signal.SIGINT)
     result = json.loads(running.communicate(timeout=120)[0])
     assert result["summary"]["ok"] > 0
+    assert {failure["code"] for failure in result["failures"]} == {"UNAVAILABLE"}
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """(certificate, key): the paths of a self-signed certificate for 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("certificate")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    new = shlex.split("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x")
+    subprocess.run(
+        [*new, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+class ResettingModel(WrongModel):
+    """Resets the connection within the body of a call."""
+
+    def do_POST(self):
+        self.connection.shutdown(socket.SHUT_WR)  # a reset after it is EPIPE, one without it ECONNRESET
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+
+def test_a_reset_within_a_body_over_tls_is_a_failed_call(load, certificate):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ResettingModel) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        flags = ("--protocol", "http", "--tls-ca", certificate[0], "--shape", "1x8x4096x64")
+        result = load(*flags, *BRIEF, address=f"127.0.0.1:{server.server_port}", code=FAILED)
+        server.shutdown()
+        thread.join()
     assert {failure["code"] for failure in result["failures"]} == {"UNAVAILABLE"}
 
 
