@@ -536,9 +536,14 @@ TEST_F(CacheServiceTest, ForksReadTheirPrefixOnce) {
     ASSERT_TRUE(Call(&v1::CacheService::Stub::Fork, request, fork).ok());
     LayerModel layer = prompt;
     layer.tokens.Resize(request.length());
+    if (n == 5) {  // parts from the others within pages that all have
+      const Tokens earlier = RandomTokens(200, rng);
+      ASSERT_TRUE(Append(AppendOf(fork, 0, request.length(), earlier), appended).ok());
+      layer.tokens.Add(earlier);
+    }
     const Tokens own = RandomTokens(1 + n, rng);
+    const v1::AttendCachedRequest one = AttendOf(fork, 0, layer.tokens.count(), own, 1, rng);
     layer.tokens.Add(own);
-    const v1::AttendCachedRequest one = AttendOf(fork, 0, request.length(), own, 1, rng);
     alone.push_back(one);
     *batch.add_items() = one.items(0);
     all.Add(own);
