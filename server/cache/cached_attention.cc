@@ -79,7 +79,7 @@ int64_t StoredBytes(const CallTensor& tensor, bool q8_0) {
 // Returns the bytes of a tensor as caches store them. Takes StoredBytes() from the memory.
 absl::StatusOr<const std::byte*> Store(const CallTensor& tensor, bool q8_0,
                                        absl::Span<std::byte>& memory) {
-  const absl::StatusOr<const std::byte*> numbers = Arrange(tensor, memory);
+  absl::StatusOr<const std::byte*> numbers = Arrange(tensor, memory);
   if (!numbers.ok() || !q8_0 || !tensor.spec) return numbers;
   const Shape& shape = tensor.spec->shape;
   const int64_t rows = shape[0] * shape[1], row_bytes = q8_0::RowBytes(shape[2]);

@@ -240,7 +240,7 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   bool WrongName() { return Fail(absl::StrCat(TensorName(), " has a name that is no string")); }
   bool TooDeep() { return Fail(absl::StrCat("the JSON has more than ", kMaxDepth, " levels")); }
 
-  bool Fail(std::string message) {
+  bool Fail(absl::string_view message) {
     status_ = absl::InvalidArgumentError(message);
     return false;
   }

@@ -92,7 +92,8 @@ class Server::Wire final : public ConnectionOwner {
     const auto connection =
         std::make_shared<Connection>(loop_, NewSocket(std::move(socket)), PeerNameOf(peer), *this);
     const int64_t wait = server_.BeginWait({this, connection.get(), network});
-    open_.emplace(connection.get(),
+    // Clang 14 can't initialize an aggregate by std::make_unique.
+    open_.emplace(connection.get(),  // NOLINTNEXTLINE(modernize-make-unique)
                   std::unique_ptr<Entry>(new Entry{network, wait, server_.live_}));
     ++assigned_;
     connection->Start(network);
@@ -133,7 +134,7 @@ class Server::Wire final : public ConnectionOwner {
     open_.erase(found);
   }
 
-  std::unique_ptr<Socket> NewSocket(Descriptor socket) {
+  std::unique_ptr<Socket> NewSocket(Descriptor socket) const {
     TlsAcceptor* const tls = server_.settings_.tls;
     if (tls != nullptr) return tls->Accept(std::move(socket), TlsProtocol::kHttp1);
     return std::make_unique<PlainSocket>(std::move(socket));
