@@ -31,7 +31,7 @@ int64_t RowsOf(const std::optional<TensorView>& view) { return view ? RowsOf(*vi
 
 // Returns `count` rows of the first axis. REQUIRES: the view has them, and CheckData() is OK.
 TensorView RowsFrom(const TensorView& view, int64_t begin, int64_t count) {
-  const size_t row_bytes = view.data.size() / static_cast<size_t>(RowsOf(view));
+  const size_t row_bytes = view.data.size() / static_cast<size_t>(view.shape[0]);
   TensorView rows = view;
   rows.shape[0] = count;
   rows.data = view.data.subspan(static_cast<size_t>(begin) * row_bytes,
