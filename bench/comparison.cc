@@ -41,6 +41,15 @@ void Measure(absl::Span<Peer> peers, int rounds) {
   }
 }
 
+void PrintRow(const Peer& peer, int64_t bytes, double baseline_seconds,
+              double baseline_cpu_seconds) {
+  const double seconds = Median(peer.seconds), cpu = Median(peer.cpu_seconds);
+  const double size = static_cast<double>(bytes);
+  std::printf("| %ld KiB | %s | %.3f | %.2f | %.2f | %.3f | %.2f |\n",
+              static_cast<long>(bytes / kKiB), peer.name, seconds * 1e3, size / seconds * 1e-9,
+              baseline_seconds / seconds, cpu / size * 1e9, cpu / baseline_cpu_seconds);
+}
+
 int RoundsFor(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(1536 * kMiB / bytes, 9, 400));
 }

@@ -40,6 +40,12 @@ struct Peer {
 // MiB.
 void Measure(absl::Span<Peer> peers, int rounds);
 
+// Prints a row of a table: KiB, milliseconds and GB/s of a call of that size, its speed as a
+// multiple of that of `baseline_seconds`, nanoseconds of CPU a byte, and that as a multiple of
+// `baseline_cpu_seconds`.
+void PrintRow(const Peer& peer, int64_t bytes, double baseline_seconds,
+              double baseline_cpu_seconds);
+
 // Returns how many rounds of calls of that size are measured.
 int RoundsFor(int64_t bytes);
 

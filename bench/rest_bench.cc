@@ -141,15 +141,9 @@ void CompareSizes(const Server& rapt, const HttpTarget& target, Goals& goals) {
     };
     for (Peer& peer : peers) peer.call();  // also connects
     Measure(absl::MakeSpan(peers), 3 * RoundsFor(bytes));
-    const double size = static_cast<double>(bytes);
     const double grpc_seconds = Median(peers[0].seconds);
     const double grpc_cpu = Median(peers[0].cpu_seconds);
-    for (const Peer& peer : peers) {
-      const double seconds = Median(peer.seconds), cpu = Median(peer.cpu_seconds);
-      std::printf("| %ld KiB | %s | %.3f | %.2f | %.2f | %.3f | %.2f |\n",
-                  static_cast<long>(bytes / kKiB), peer.name, seconds * 1e3, size / seconds * 1e-9,
-                  grpc_seconds / seconds, cpu / size * 1e9, cpu / grpc_cpu);
-    }
+    for (const Peer& peer : peers) PrintRow(peer, bytes, grpc_seconds, grpc_cpu);
     std::fflush(stdout);
     if (bytes != 6 * kMiB && bytes != 48 * kMiB) continue;
     goals.push_back({absl::StrCat(bytes / kMiB, " MiB, speed of gRPC"),

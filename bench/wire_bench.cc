@@ -232,10 +232,7 @@ void CompareSizes(const Server& raw, const Server& generated, const Server& rapt
     const double raw_seconds = Median(raw_peer.seconds);
     const double generated_cpu = Median(generated_peer.cpu_seconds);
     for (const Peer& peer : peers) {
-      const double seconds = Median(peer.seconds), cpu = Median(peer.cpu_seconds);
-      std::printf("| %ld KiB | %s | %.3f | %.2f | %.2f | %.3f | %.2f |\n",
-                  static_cast<long>(bytes / kKiB), peer.name, seconds * 1e3, size / seconds * 1e-9,
-                  raw_seconds / seconds, cpu / size * 1e9, cpu / generated_cpu);
+      PrintRow(peer, static_cast<int64_t>(request.size()), raw_seconds, generated_cpu);
     }
     std::fflush(stdout);
     raw_per_byte[bytes] = raw_seconds / size;

@@ -128,6 +128,13 @@ TENSOR = {
     "additionalProperties": False,
 }
 
+OIP_TENSOR = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "shape": SHAPE, "datatype": DATATYPE, "parameters": PARAMETERS, "data": NUMBERS},
+    "required": ["name", "shape", "datatype"],
+    "additionalProperties": False,
+}
+
 HAND_WRITTEN = {
     "Error": {
         "type": "object",
@@ -139,10 +146,7 @@ HAND_WRITTEN = {
     "InferInput": {
         "description": "Has data, or the parameter binary_data_size, or a place in shared memory: parameters "
         "shared_memory_region, shared_memory_offset, shared_memory_byte_size.",
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "shape": SHAPE, "datatype": DATATYPE, "parameters": PARAMETERS, "data": NUMBERS},
-        "required": ["name", "shape", "datatype"],
-        "additionalProperties": False,
+        **OIP_TENSOR,
     },
     "InferRequest": {
         "type": "object",
@@ -167,12 +171,7 @@ HAND_WRITTEN = {
         "required": ["inputs"],
         "additionalProperties": False,
     },
-    "InferOutput": {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "shape": SHAPE, "datatype": DATATYPE, "parameters": PARAMETERS, "data": NUMBERS},
-        "required": ["name", "shape", "datatype"],
-        "additionalProperties": False,
-    },
+    "InferOutput": OIP_TENSOR,
     "InferResponse": {
         "type": "object",
         "properties": {

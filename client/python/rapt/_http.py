@@ -56,7 +56,7 @@ class Retry:
         return status in (0, 502, 503) or (status == 429 and self.resource_exhausted)
 
     def delay(self, attempts: int, least: float) -> float:
-        """After so many attempts."""
+        """The seconds to wait after that many attempts, `least` at least."""
         backoff = min(self.initial_backoff * 2.0 ** min(attempts - 1, 60), self.max_backoff)
         return max(backoff * random.uniform(0.5, 1), least)
 
@@ -174,7 +174,7 @@ class Answer:
 
 
 class _Malformed(Exception):
-    """What was received is no answer of HTTP/1.1."""
+    """The bytes that were received are not a response of HTTP/1.1."""
 
 
 class _Stream:
@@ -196,7 +196,7 @@ class _Stream:
         return count
 
     def until(self, mark: bytes, most: int) -> bytes:
-        """Reads up to the mark, which is not returned. At most so many bytes."""
+        """Returns the bytes before the mark and removes both. Raises _Malformed if there are more than `most`."""
         place = memoryview(bytearray(16384))
         while mark not in self._buffer:
             if len(self._buffer) > most:
@@ -213,7 +213,7 @@ class _Stream:
             ready += self._receive(view[ready:])
 
     def chunks(self, most: int) -> memoryview:
-        """A body in chunks. Stops beyond so many bytes."""
+        """Reads a chunked body. Stops reading beyond `most` bytes."""
         body = bytearray()
         while len(body) <= most:
             size = self.until(b"\r\n", _MOST_HEAD_BYTES).split(b";")[0].strip()
@@ -231,7 +231,7 @@ class _Stream:
         return memoryview(body)
 
     def to_end(self, most: int) -> memoryview:
-        """A body that ends with the connection. Stops beyond so many bytes."""
+        """Reads a body that ends with the connection. Stops reading beyond `most` bytes."""
         body = bytearray(self._buffer)
         self._buffer = b""
         place = memoryview(bytearray(65536))
@@ -317,7 +317,7 @@ class _Connection:
         self.socket.close()
 
     def is_readable(self) -> bool:
-        """Of an idle connection: the server has closed it, or sends what nobody asked for."""
+        """Whether an idle connection is unusable: the server closed it, or sent bytes without a request."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(0))

@@ -67,7 +67,7 @@ def _head(dtype: int, shape: tuple[int, ...], size: int) -> bytes:
 
 
 def received(name: str, tensor: Mapping[str, Any] | None, like: A) -> A:
-    """A new array of the kind of `like`. Raises ValueError or LookupError for what is no tensor."""
+    """Returns a new array of the kind of `like`. Raises ValueError or LookupError if the message is not a tensor."""
     if tensor is None:
         raise ValueError(f"{name} is absent")
     dtype, shape, data = _TYPES[tensor.get("dtype", 0)], tuple(tensor["shape"]), tensor.get("data", b"")

@@ -417,20 +417,44 @@ TEST_F(SmallServerTest, ServesThroughAFloodOfConnections) {
   for (std::thread& thread : flood) thread.join();
 }
 
-TEST(HttpServerLimitTest, AnAddressAtItsLimitReplacesNoOther) {
-  const auto server = *Server::Start({.address = "127.0.0.1:0",
-                                      .max_connections = 3,
-                                      .max_connections_per_address = 2,
-                                      .connection = {.patience = seconds(60)}},
-                                     Echo, kClock);
-  const std::string address = absl::StrCat("127.0.0.1:", server->port());
-  const Client other(address, "127.0.0.2");
+// Servers with a limit of connections.
+class HttpServerLimitTest : public ::testing::Test {
+ protected:
+  void Start(int threads, int most, int most_per_address) {
+    server_ = *Server::Start({.address = "127.0.0.1:0",
+                              .threads = threads,
+                              .max_connections = most,
+                              .max_connections_per_address = most_per_address,
+                              .connection = {.patience = seconds(60)}},
+                             Echo, kClock);
+    address_ = absl::StrCat("127.0.0.1:", server_->port());
+  }
+
+  // Returns once each thread has ended its turn: a client has its response before its wait begins.
+  void WaitForTurns(int threads) {
+    std::latch ended(threads);
+    for (int n = 0; n < threads; ++n) server_->Post([&ended] { ended.count_down(); });
+    ended.wait();
+  }
+
+  static void ExpectResponse(const Client& client, size_t n) {
+    client.Send(kGet);
+    EXPECT_THAT(client.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
+  }
+
+  std::unique_ptr<Server> server_;
+  std::string address_;
+};
+
+TEST_F(HttpServerLimitTest, AnAddressAtItsLimitReplacesNoOther) {
+  Start(/*threads=*/1, 3, 2);
+  const Client other(address_, "127.0.0.2");
   other.Send(kGet);
   EXPECT_THAT(other.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
   std::vector<std::unique_ptr<Client>> clients;
-  for (int n = 0; n < 2; ++n) clients.push_back(std::make_unique<Client>(address));
+  for (int n = 0; n < 2; ++n) clients.push_back(std::make_unique<Client>(address_));
   for (int n = 0; n < 2; ++n) {
-    const Client refused(address);
+    const Client refused(address_);
     EXPECT_EQ(refused.ReadUntil("\n"), "");
   }
   other.Send(kGet);
@@ -438,64 +462,36 @@ TEST(HttpServerLimitTest, AnAddressAtItsLimitReplacesNoOther) {
 }
 
 // An address at its limit on one thread has connections left on the others.
-TEST(HttpServerLimitTest, LimitsAreThoseOfAllThreads) {
+TEST_F(HttpServerLimitTest, LimitsAreThoseOfAllThreads) {
   constexpr int kThreads = 8;
-  const auto server = *Server::Start({.address = "127.0.0.1:0",
-                                      .threads = kThreads,
-                                      .max_connections = 128,
-                                      .max_connections_per_address = kThreads + 1,
-                                      .connection = {.patience = seconds(60)}},
-                                     Echo, kClock);
-  const std::string address = absl::StrCat("127.0.0.1:", server->port());
-  const Client kept(address);
+  Start(kThreads, 128, kThreads + 1);
+  const Client kept(address_);
   for (int n = 0; n < 3 * kThreads; ++n) {
-    const Client client(address);
-    client.Send(kGet);
-    EXPECT_THAT(client.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
+    const Client client(address_);
+    ExpectResponse(client, n);
   }
 }
 
 // A full server closes a waiting connection, whichever thread serves it.
-TEST(HttpServerLimitTest, AFullServerReplacesAConnectionOfAnyThread) {
+TEST_F(HttpServerLimitTest, AFullServerReplacesAConnectionOfAnyThread) {
   constexpr int kThreads = 4;
-  const auto server = *Server::Start({.address = "127.0.0.1:0",
-                                      .threads = kThreads,
-                                      .max_connections = kThreads,
-                                      .max_connections_per_address = kThreads,
-                                      .connection = {.patience = seconds(60)}},
-                                     Echo, kClock);
-  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  Start(kThreads, kThreads, kThreads);
   std::vector<std::unique_ptr<Client>> clients;
   for (int n = 0; n < 4 * kThreads; ++n) {
-    clients.push_back(std::make_unique<Client>(address));
-    clients.back()->Send(kGet);
-    EXPECT_THAT(clients.back()->ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
+    clients.push_back(std::make_unique<Client>(address_));
+    ExpectResponse(*clients.back(), n);
   }
 }
 
-// Returns once each thread has ended its turn: a client has its response before its wait begins.
-void WaitForTurns(Server& server, int threads) {
-  std::latch ended(threads);
-  for (int n = 0; n < threads; ++n) server.Post([&ended] { ended.count_down(); });
-  ended.wait();
-}
-
-TEST(HttpServerLimitTest, TheLongestWaitOfAllThreadsEndsFirst) {
+TEST_F(HttpServerLimitTest, TheLongestWaitOfAllThreadsEndsFirst) {
   constexpr int kThreads = 3;
   constexpr int kConnections = 4 * kThreads;
-  const auto server = *Server::Start({.address = "127.0.0.1:0",
-                                      .threads = kThreads,
-                                      .max_connections = kConnections,
-                                      .max_connections_per_address = kConnections,
-                                      .connection = {.patience = seconds(60)}},
-                                     Echo, kClock);
-  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  Start(kThreads, kConnections, kConnections);
   std::vector<std::unique_ptr<Client>> clients;
   for (int n = 0; n < 3 * kConnections; ++n) {
-    clients.push_back(std::make_unique<Client>(address));
-    clients.back()->Send(kGet);
-    EXPECT_THAT(clients.back()->ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
-    WaitForTurns(*server, kThreads);
+    clients.push_back(std::make_unique<Client>(address_));
+    ExpectResponse(*clients.back(), n);
+    WaitForTurns(kThreads);
     const int oldest = std::max(0, n + 1 - kConnections);
     for (int replaced = 0; replaced < oldest; ++replaced) {
       EXPECT_EQ(clients[replaced]->CountUntilClosed(), 0u);
@@ -507,31 +503,21 @@ TEST(HttpServerLimitTest, TheLongestWaitOfAllThreadsEndsFirst) {
 }
 
 // New connections don't replace each other while another one has waited longer.
-TEST(HttpServerLimitTest, ABurstReplacesTheLongestWaits) {
+TEST_F(HttpServerLimitTest, ABurstReplacesTheLongestWaits) {
   constexpr int kThreads = 3;
   constexpr int kConnections = 16 * kThreads;
-  const auto server = *Server::Start({.address = "127.0.0.1:0",
-                                      .threads = kThreads,
-                                      .max_connections = kConnections,
-                                      .max_connections_per_address = kConnections,
-                                      .connection = {.patience = seconds(60)}},
-                                     Echo, kClock);
-  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  Start(kThreads, kConnections, kConnections);
   std::vector<std::unique_ptr<Client>> clients;
   const auto connect = [&](int count) {
-    for (int n = 0; n < count; ++n) clients.push_back(std::make_unique<Client>(address));
-  };
-  const auto expect_response = [&](size_t n) {
-    clients[n]->Send(kGet);
-    EXPECT_THAT(clients[n]->ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n")) << n;
+    for (int n = 0; n < count; ++n) clients.push_back(std::make_unique<Client>(address_));
   };
   for (size_t n = 0; n < kConnections; ++n) {
     connect(1);
-    expect_response(n);
-    WaitForTurns(*server, kThreads);
+    ExpectResponse(*clients[n], n);
+    WaitForTurns(kThreads);
   }
   connect(kConnections);
-  for (size_t n = kConnections; n < clients.size(); ++n) expect_response(n);
+  for (size_t n = kConnections; n < clients.size(); ++n) ExpectResponse(*clients[n], n);
   for (size_t n = 0; n < kConnections; ++n) EXPECT_EQ(clients[n]->CountUntilClosed(), 0u) << n;
 }
 
