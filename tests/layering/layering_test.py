@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Part of the tree -> what its files may include besides themselves. The most specific part that a
 # file belongs to decides alone. "x/" is everything below x; "x/*.h" is the headers right in x.
-ATTENTION = ("attention/*.h", "attention/mechanism/*/*.h", "attention/positions/*.h", "attention/rotary/*.h", "attention/score/*.h")
+ATTENTION = ("attention/*.h", "attention/layer/*.h", "attention/mechanism/*/*.h", "attention/positions/*.h", "attention/rotary/*.h", "attention/score/*.h")
 BACKENDS = ("attention/cpu/", "attention/cudnn/", "attention/reference/")
 # Plain values that every part of the server may use.
 VALUES = ("server/queue_state.h", "server/rejection.h", "server/request.h")
@@ -21,6 +21,7 @@ RULES = {
     "attention/c/": (ATTENTION, "base/"),
     "attention/cpu/": (ATTENTION, "attention/score/", "base/"),
     "attention/cudnn/": (ATTENTION, "base/"),
+    "attention/layer/": (ATTENTION, "base/"),
     "attention/mechanism/": (ATTENTION, "attention/score/", "base/"),
     "attention/positions/": (ATTENTION, "base/"),
     "attention/reference/": (ATTENTION, "base/"),
