@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "attention/operator.h"
-#include "client/cli/mapped_file.h"
+#include "base/mapped_file.h"
 
 namespace rapt {
 

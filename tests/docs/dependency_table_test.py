@@ -7,7 +7,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/layering"))
 
-from layering_test import ATTENTION, KNOWS_WIRE_LIBRARIES, RULES  # noqa: E402
+from layering_test import ATTENTION, KNOWS_JSON, KNOWS_WIRE_LIBRARIES, RULES  # noqa: E402
 
 
 def section():
@@ -27,6 +27,10 @@ class DependencyTableTest(unittest.TestCase):
 
     def test_the_text_lists_the_users_of_the_network_libraries(self):
         expected = f"Only {code(KNOWS_WIRE_LIBRARIES)} "
+        self.assertIn(expected, " ".join(section().split()), f"the text must be: {expected}")
+
+    def test_the_text_lists_the_users_of_json(self):
+        expected = f"Only {' and '.join(code(KNOWS_JSON).rsplit(', ', 1))} may include nlohmann's JSON."
         self.assertIn(expected, " ".join(section().split()), f"the text must be: {expected}")
 
     def test_the_text_defines_the_attention_headers(self):

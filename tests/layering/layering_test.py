@@ -22,6 +22,7 @@ RULES = {
     "attention/cpu/": (ATTENTION, "attention/score/", "base/"),
     "attention/cudnn/": (ATTENTION, "base/"),
     "attention/layer/": (ATTENTION, "base/"),
+    "attention/layer/files/": (ATTENTION, "base/"),
     "attention/mechanism/": (ATTENTION, "attention/score/", "base/"),
     "attention/positions/": (ATTENTION, "base/"),
     "attention/reference/": (ATTENTION, "base/"),
@@ -95,6 +96,10 @@ KNOWS_WIRE_LIBRARIES = (
     "client/load/",
 )
 
+# The same for JSON; attention/cudnn/ includes it for cudnn-frontend.
+JSON_LIBRARY = "nlohmann/"
+KNOWS_JSON = ("attention/cudnn/", "attention/layer/files/", "server/protocols/", "server/wire/")
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 OURS = ("attention/", "base/", "server/", "client/", "proto/", "tests/", "bench/")
 
@@ -121,6 +126,10 @@ def violation(path, included):
     if included.startswith(WIRE_LIBRARIES):
         if not any(matches(path, part) for part in KNOWS_WIRE_LIBRARIES):
             return f"{path}: only {', '.join(KNOWS_WIRE_LIBRARIES)} may include {included}"
+        return None
+    if included.startswith(JSON_LIBRARY):
+        if not any(matches(path, part) for part in KNOWS_JSON):
+            return f"{path}: only {', '.join(KNOWS_JSON)} may include {included}"
         return None
     # The public headers of the client library, as included by users.
     if included.startswith("rapt/"):
@@ -163,6 +172,7 @@ class LayeringTest(unittest.TestCase):
             "attention/mechanism/softmax/chunked.cc": '#include "attention/cpu/kernels.h"',
             "attention/problem.h": "#include <grpcpp/grpcpp.h>",
             "attention/attention.h": '#include "server/engine.h"',
+            "attention/layer/layer.cc": "#include <nlohmann/json.hpp>",
             "attention/cpu/cpu_backend.cc": '#include "attention/reference/reference_backend.h"',
             "attention/c/c_interface.cc": '#include "attention/cpu/kernels.h"',
             "base/mutex.h": '#  include "server/request.h"',

@@ -1,6 +1,6 @@
 // A memory-mapped file. Bytes are read on access and not copied.
-#ifndef RAPT_CLIENT_CLI_MAPPED_FILE_H_
-#define RAPT_CLIENT_CLI_MAPPED_FILE_H_
+#ifndef RAPT_BASE_MAPPED_FILE_H_
+#define RAPT_BASE_MAPPED_FILE_H_
 
 #include <memory>
 #include <string>
@@ -27,4 +27,4 @@ class MappedFile {
 
 }  // namespace rapt
 
-#endif  // RAPT_CLIENT_CLI_MAPPED_FILE_H_
+#endif  // RAPT_BASE_MAPPED_FILE_H_

@@ -1,4 +1,4 @@
-#include "client/cli/mapped_file.h"
+#include "base/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

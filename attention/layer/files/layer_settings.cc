@@ -1,0 +1,181 @@
+#include "attention/layer/files/layer_settings.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/invalid.h"
+
+namespace rapt {
+namespace {
+
+using Json = nlohmann::json;
+
+// A value as errors show it.
+std::string TextOf(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 64);
+}
+
+// Reads the members of an object; keeps the first error.
+class ObjectReader {
+ public:
+  // `path` precedes names in errors: "rapt.".
+  ObjectReader(const Json& object, std::string path, absl::Status& status)
+      : object_(object), path_(std::move(path)), status_(status) {}
+
+  // Reads the first of several names of one setting. Leaves `out` if none has a value.
+  void Read(std::initializer_list<const char*> names, std::optional<int64_t>& out) {
+    const Json* const value = Find(names);
+    if (value == nullptr) return;
+    if (!value->is_number_integer() ||
+        (value->is_number_unsigned() &&
+         value->get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()})) {
+      return Wrong(*value, "an integer");
+    }
+    out = value->get<int64_t>();
+  }
+  void Read(std::initializer_list<const char*> names, std::optional<double>& out) {
+    const Json* const value = Find(names);
+    if (value == nullptr) return;
+    if (!value->is_number()) return Wrong(*value, "a number");
+    out = value->get<double>();
+  }
+  void Read(std::initializer_list<const char*> names, std::optional<bool>& out) {
+    const Json* const value = Find(names);
+    if (value == nullptr) return;
+    if (!value->is_boolean()) return Wrong(*value, "true or false");
+    out = value->get<bool>();
+  }
+  void Read(std::initializer_list<const char*> names, std::string& out) {
+    const Json* const value = Find(names);
+    if (value == nullptr) return;
+    if (!value->is_string()) return Wrong(*value, "a string");
+    out = value->get<std::string>();
+  }
+
+  // Returns the first of these names that has a value other than null; null if none has.
+  const Json* Find(std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      const auto value = object_.find(name);
+      if (value == object_.end() || value->is_null()) continue;
+      name_ = name;
+      return &*value;
+    }
+    return nullptr;
+  }
+
+  // Rejects a value other than those that leave attention as a layer computes it.
+  void Allow(const char* name, std::initializer_list<Json> harmless) {
+    const Json* const value = Find({name});
+    if (value == nullptr) return;
+    for (const Json& allowed : harmless) {
+      if (*value == allowed) return;
+    }
+    Wrong(*value, harmless.size() == 0
+                      ? "null: a layer does not compute this"
+                      : absl::StrCat(absl::StrJoin(harmless, " or ",
+                                                   [](std::string* out, const Json& allowed) {
+                                                     out->append(TextOf(allowed));
+                                                   }),
+                                     ": a layer does not compute other forms"));
+  }
+
+ private:
+  void Wrong(const Json& value, absl::string_view allowed) {
+    status_.Update(Invalid(path_, name_, " is ", TextOf(value), "; it must be ", allowed));
+  }
+
+  const Json& object_;
+  const std::string path_;
+  absl::Status& status_;
+  const char* name_ = "";
+};
+
+// Names that Hugging Face's models have for what changes their attention.
+void RejectOtherAttention(const Json& root, ObjectReader& reader) {
+  reader.Allow("rope_scaling", {});
+  reader.Allow("attn_logit_softcapping", {});
+  reader.Allow("query_pre_attn_scalar", {});
+  reader.Allow("position_embedding_type", {"absolute"});
+  reader.Allow("scale_attn_weights", {true});
+  reader.Allow("scale_attn_by_inverse_layer_idx", {false});
+  // Mistral's and Qwen's: Qwen's applies only if it is turned on.
+  if (root.value("use_sliding_window", Json(true)) != Json(false)) {
+    reader.Allow("sliding_window", {});
+  }
+}
+
+void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& status) {
+  ObjectReader reader(root, "", status);
+  reader.Read({"hidden_size", "n_embd", "d_model"}, settings.embed_size);
+  reader.Read({"num_attention_heads", "n_head", "num_heads"}, settings.query_heads);
+  reader.Read({"num_key_value_heads"}, settings.kv_heads);
+  reader.Read({"head_dim", "d_kv"}, settings.head_size);
+  reader.Read({"rope_theta"}, settings.rope_theta);
+  reader.Read({"partial_rotary_factor"}, settings.rotary_factor);
+  reader.Read({"rms_norm_eps"}, settings.norm_epsilon);
+  reader.Read({"relative_attention_max_distance"}, settings.max_distance);
+  reader.Read({"pad_token_id"}, settings.pad_token_id);
+  RejectOtherAttention(root, reader);
+  // Since version 5 of Transformers.
+  const Json* const rope = reader.Find({"rope_parameters"});
+  if (rope == nullptr) return;
+  if (!rope->is_object()) {
+    return status.Update(Invalid("rope_parameters is ", TextOf(*rope), "; it must be an object"));
+  }
+  ObjectReader parameters(*rope, "rope_parameters.", status);
+  parameters.Read({"rope_theta"}, settings.rope_theta);
+  parameters.Read({"partial_rotary_factor"}, settings.rotary_factor);
+  parameters.Allow("rope_type", {"default"});
+}
+
+constexpr const char* kOwnNames[] = {"prefix",       "naming",      "is_causal",      "scale",
+                                     "pad_token_id", "interleaved", "positional_base"};
+
+void ReadOwn(const Json& own, LayerSettings& settings, absl::Status& status) {
+  if (!own.is_object()) {
+    return status.Update(Invalid("rapt is ", TextOf(own), "; it must be an object"));
+  }
+  for (const auto& [name, value] : own.items()) {
+    const bool is_known =
+        std::find(std::begin(kOwnNames), std::end(kOwnNames), name) != std::end(kOwnNames);
+    if (!is_known) {
+      return status.Update(Invalid("rapt.", name.substr(0, 64), " is unknown; rapt may have ",
+                                   absl::StrJoin(kOwnNames, ", ")));
+    }
+  }
+  ObjectReader reader(own, "rapt.", status);
+  reader.Read({"prefix"}, settings.prefix);
+  reader.Read({"naming"}, settings.naming);
+  reader.Read({"is_causal"}, settings.is_causal);
+  reader.Read({"scale"}, settings.scale);
+  reader.Read({"pad_token_id"}, settings.pad_token_id);
+  reader.Read({"interleaved"}, settings.interleaved);
+  reader.Read({"positional_base"}, settings.positional_base);
+}
+
+}  // namespace
+
+absl::StatusOr<LayerSettings> ParseLayerSettings(absl::string_view json) {
+  if (json.size() > kMaxConfigBytes) {
+    return Invalid("the file has ", json.size(), " bytes; at most ", kMaxConfigBytes,
+                   " are allowed");
+  }
+  const Json root = Json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) return Invalid("the file is not a JSON object");
+  LayerSettings settings;
+  absl::Status status;
+  ReadHuggingFace(root, settings, status);
+  if (const auto own = root.find("rapt"); own != root.end()) ReadOwn(*own, settings, status);
+  if (const auto part = settings.rotary_factor; part && !(*part > 0 && *part <= 1)) {
+    status.Update(Invalid("partial_rotary_factor is ", *part, "; it must be in (0, 1]"));
+  }
+  if (!status.ok()) return status;
+  return settings;
+}
+
+}  // namespace rapt

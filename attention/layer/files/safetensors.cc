@@ -1,0 +1,280 @@
+#include "attention/layer/files/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
+#include "base/invalid.h"
+
+namespace rapt {
+namespace {
+
+constexpr size_t kLengthBytes = 8;  // of the index, little-endian, at the start of a file
+constexpr char kMetadata[] = "__metadata__";
+constexpr size_t kMaxNameBytes = 1024;
+
+// A type of the format, and the library's if it has one.
+struct TypeInfo {
+  absl::string_view name;
+  int64_t bytes;
+  std::optional<DType> dtype = std::nullopt;
+};
+
+constexpr TypeInfo kTypes[] = {
+    {"F32", 4, DType::kFloat32},
+    {"F16", 2, DType::kFloat16},
+    {"BF16", 2, DType::kBFloat16},
+    {"F64", 8, DType::kFloat64},
+    {"BOOL", 1},
+    {"U8", 1},
+    {"I8", 1},
+    {"F8_E4M3", 1},
+    {"F8_E5M2", 1},
+    {"I16", 2},
+    {"U16", 2},
+    {"I32", 4},
+    {"U32", 4},
+    {"I64", 8},
+    {"U64", 8},
+};
+
+const TypeInfo* FindType(absl::string_view name) {
+  const auto type = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                 [&](const TypeInfo& info) { return info.name == name; });
+  return type == std::end(kTypes) ? nullptr : type;
+}
+
+// A tensor as the index describes it.
+struct Entry {
+  std::string name;
+  const TypeInfo* type = nullptr;
+  std::optional<Shape> shape = std::nullopt;
+  std::optional<Shape> offsets = std::nullopt;  // [begin, end), from the end of the index
+};
+
+// Reads the index: an object with an object for each tensor, whose arrays have integers.
+class IndexReader final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  absl::StatusOr<std::vector<Entry>> Read(absl::string_view json) {
+    nlohmann::json_sax<nlohmann::json>* const handler = this;
+    nlohmann::json::sax_parse(json.begin(), json.end(), handler);
+    if (!status_.ok()) return status_;
+    return std::move(entries_);
+  }
+
+ private:
+  enum class Place : uint8_t { kFile, kTensors, kMetadata, kTensor, kArray };
+
+  bool null() override { return Unexpected("null"); }
+  bool boolean(bool) override { return Unexpected("a bool"); }
+  bool number_integer(number_integer_t) override { return Unexpected("a negative number"); }
+  bool number_float(number_float_t, const string_t&) override { return Unexpected("a fraction"); }
+  bool binary(binary_t&) override { return Unexpected("binary data"); }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (place_ != Place::kArray) return Unexpected("a number");
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+      return Fail("tensor ", name(), " has ", value, " in ", key_, "; at most 2^63 - 1 is allowed");
+    }
+    if (array_->size() == Safetensors::kMaxRank) {
+      return Fail("tensor ", name(), " has more than ", Safetensors::kMaxRank, " numbers in ",
+                  key_);
+    }
+    array_->push_back(static_cast<int64_t>(value));
+    return true;
+  }
+
+  bool string(string_t& value) override {
+    if (place_ == Place::kMetadata) return true;
+    if (place_ != Place::kTensor || key_ != "dtype") return Unexpected("a string");
+    Entry& entry = entries_.back();
+    if (entry.type != nullptr) return GivenTwice();
+    entry.type = FindType(value);
+    if (entry.type == nullptr) {
+      return Fail("tensor ", name(), " has dtype '", value.substr(0, 32), "', which is unknown");
+    }
+    return true;
+  }
+
+  bool start_object(std::size_t) override {
+    if (place_ == Place::kFile && !has_begun_) {
+      has_begun_ = true;
+      place_ = Place::kTensors;
+      return true;
+    }
+    if (place_ != Place::kTensors) return Unexpected("an object");
+    place_ = key_ == kMetadata ? Place::kMetadata : Place::kTensor;
+    if (place_ == Place::kMetadata) return true;
+    if (entries_.size() == Safetensors::kMaxTensors) {
+      return Fail("there are more than ", Safetensors::kMaxTensors, " tensors");
+    }
+    entries_.push_back({.name = key_});
+    return true;
+  }
+
+  bool end_object() override {
+    if (place_ == Place::kTensors) {
+      place_ = Place::kFile;
+      return true;
+    }
+    const bool is_tensor = place_ == Place::kTensor;
+    place_ = Place::kTensors;
+    const Entry* const entry = is_tensor ? &entries_.back() : nullptr;
+    if (entry == nullptr || (entry->type != nullptr && entry->shape && entry->offsets)) return true;
+    return Fail("tensor ", name(), " needs dtype, shape and data_offsets");
+  }
+
+  bool key(string_t& value) override {
+    if (value.size() > kMaxNameBytes) {
+      return Fail("a name has ", value.size(), " bytes; at most ", kMaxNameBytes, " are allowed");
+    }
+    key_ = std::move(value);
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    if (place_ != Place::kTensor) return Unexpected("an array");
+    Entry& entry = entries_.back();
+    if (key_ != "shape" && key_ != "data_offsets") return Unexpected("an array");
+    std::optional<Shape>& array = key_ == "shape" ? entry.shape : entry.offsets;
+    if (array) return GivenTwice();
+    array_ = &array.emplace();
+    place_ = Place::kArray;
+    return true;
+  }
+
+  bool end_array() override {
+    place_ = Place::kTensor;
+    if (key_ == "shape" || array_->size() == 2) return true;
+    return Fail("tensor ", name(), " has ", array_->size(), " data_offsets; it must have 2");
+  }
+
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::json::exception&) override {
+    return Fail("the index is not JSON at byte ", position);
+  }
+
+  const std::string& name() const { return entries_.back().name; }
+
+  bool Unexpected(absl::string_view what) {
+    const std::string where =
+        place_ == Place::kFile ? "the index" : absl::StrCat("field ", key_.substr(0, 64));
+    const std::string tensor = place_ == Place::kTensor || place_ == Place::kArray
+                                   ? absl::StrCat("tensor ", name(), ": ")
+                                   : "";
+    return Fail(tensor, where, " has ", what,
+                "; the index is an object of tensors, each with dtype, shape and data_offsets");
+  }
+  bool GivenTwice() { return Fail("tensor ", name(), " has ", key_, " twice"); }
+
+  template <typename... Parts>
+  bool Fail(const Parts&... parts) {
+    status_ = Invalid(parts...);
+    return false;
+  }
+
+  absl::Status status_;
+  std::vector<Entry> entries_;
+  Place place_ = Place::kFile;
+  bool has_begun_ = false;
+  std::string key_;
+  Shape* array_ = nullptr;
+};
+
+absl::Status CheckEntry(const Entry& entry, int64_t data_bytes) {
+  const auto [begin, end] = std::pair((*entry.offsets)[0], (*entry.offsets)[1]);
+  if (begin > end || end > data_bytes) {
+    return Invalid("tensor ", entry.name, " has data_offsets ", ToString(*entry.offsets),
+                   "; they must ascend within the ", data_bytes, " bytes of data");
+  }
+  std::optional<int64_t> bytes = CheckedProduct(*entry.shape);
+  if (bytes) bytes = CheckedMul(*bytes, entry.type->bytes);
+  if (bytes == end - begin) return absl::OkStatus();
+  return Invalid("tensor ", entry.name, " has ", end - begin, " bytes; its shape ",
+                 ToString(*entry.shape), " of ", entry.type->name, " needs ",
+                 bytes ? absl::StrCat(*bytes) : "more than 2^63");
+}
+
+// Sorts the entries by place and checks that they follow each other from 0 to the end of the data.
+absl::Status CheckTiling(std::vector<Entry>& entries, int64_t data_bytes) {
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return *a.offsets < *b.offsets; });
+  int64_t end = 0;
+  for (const Entry& entry : entries) {
+    const int64_t begin = entry.offsets->front();
+    if (begin != end) {
+      return Invalid("tensor ", entry.name, " begins at byte ", begin, " of the data, ",
+                     begin < end ? "within another one" : "behind a hole", "; it must begin at ",
+                     end);
+    }
+    end = entry.offsets->back();
+  }
+  if (end == data_bytes) return absl::OkStatus();
+  return Invalid("the tensors have ", end, " bytes; the file has ", data_bytes, " bytes of data");
+}
+
+uint64_t LittleEndian(absl::string_view bytes) {
+  uint64_t value = 0;
+  for (size_t n = 0; n < kLengthBytes; ++n) {
+    value |= uint64_t{static_cast<unsigned char>(bytes[n])} << 8 * n;
+  }
+  return value;
+}
+
+}  // namespace
+
+absl::StatusOr<Safetensors> Safetensors::Parse(absl::string_view content) {
+  if (content.size() < kLengthBytes) {
+    return Invalid("the file has ", content.size(), " bytes; it must have at least ", kLengthBytes);
+  }
+  const uint64_t length = LittleEndian(content);
+  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
+    return Invalid("the index has ", length, " bytes; at most ", kMaxHeaderBytes, " are allowed");
+  }
+  if (length > content.size() - kLengthBytes) {
+    return Invalid("the index has ", length, " bytes; the file has ", content.size(),
+                   " and is truncated");
+  }
+  const absl::string_view json = content.substr(kLengthBytes, length);
+  const absl::string_view data = content.substr(kLengthBytes + length);
+  absl::StatusOr<std::vector<Entry>> entries = IndexReader().Read(json);
+  if (!entries.ok()) return entries.status();
+  const auto data_bytes = static_cast<int64_t>(data.size());
+  for (const Entry& entry : *entries) {
+    if (absl::Status status = CheckEntry(entry, data_bytes); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckTiling(*entries, data_bytes); !status.ok()) return status;
+  std::map<std::string, SavedTensor> tensors;
+  const auto* const bytes = reinterpret_cast<const std::byte*>(data.data());
+  for (Entry& entry : *entries) {
+    const auto [begin, end] = std::pair((*entry.offsets)[0], (*entry.offsets)[1]);
+    SavedTensor tensor{std::string(entry.type->name), entry.type->dtype, *std::move(entry.shape),
+                       absl::MakeConstSpan(bytes + begin, static_cast<size_t>(end - begin))};
+    if (!tensors.emplace(entry.name, std::move(tensor)).second) {
+      return Invalid("tensor ", entry.name, " is in the index twice");
+    }
+  }
+  return Safetensors(std::move(tensors));
+}
+
+absl::StatusOr<Safetensors> Safetensors::Open(const std::string& path) {
+  std::shared_ptr<const MappedFile> file = MappedFile::Open(path);
+  if (file == nullptr) {
+    return absl::NotFoundError("the file can't be opened, is empty or is not a regular file");
+  }
+  absl::StatusOr<Safetensors> tensors = Parse({file->content().data(), file->content().size()});
+  if (tensors.ok()) tensors->file_ = std::move(file);
+  return tensors;
+}
+
+const SavedTensor* Safetensors::Find(const std::string& name) const {
+  const auto tensor = tensors_.find(name);
+  return tensor == tensors_.end() ? nullptr : &tensor->second;
+}
+
+}  // namespace rapt

@@ -1,0 +1,260 @@
+#include "attention/layer/files/layer_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/half.h"
+#include "tests/support/saved_tensors.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+// A tensor whose values count from `first` on.
+TensorToSave Counting(const std::string& name, const std::vector<int64_t>& shape, float first = 0) {
+  TensorToSave tensor{name, shape, {}};
+  int64_t count = 1;
+  for (int64_t axis : shape) count *= axis;
+  tensor.values.resize(count);
+  std::iota(tensor.values.begin(), tensor.values.end(), first);
+  return tensor;
+}
+
+// Files in memory, which a layer reads in place.
+class LayerFilesTest : public ::testing::Test {
+ protected:
+  LayerFiles Read(const std::vector<TensorToSave>& tensors, const std::string& config) {
+    auto layer = TryRead(tensors, config);
+    EXPECT_TRUE(layer.ok()) << layer.status();
+    return *std::move(layer);
+  }
+
+  std::string MessageFor(const std::vector<TensorToSave>& tensors, const std::string& config) {
+    const auto layer = TryRead(tensors, config);
+    EXPECT_EQ(layer.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(layer.status().message());
+  }
+
+ private:
+  absl::StatusOr<LayerFiles> TryRead(const std::vector<TensorToSave>& tensors,
+                                     const std::string& config) {
+    bytes_ = SaveTensors(tensors);
+    auto file = Safetensors::Parse(bytes_);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return ReadLayerFiles(config, *std::move(file));
+  }
+
+  std::string bytes_;
+};
+
+// The elements of a matrix or a vector, row by row.
+std::vector<double> ValuesOf(const std::optional<WeightTensor>& tensor) {
+  if (!tensor) return {};
+  const int64_t rows = tensor->shape.size() == 2 ? tensor->shape[0] : 1;
+  const int64_t columns = tensor->shape.back();
+  const int64_t stride = tensor->row_stride == 0 ? columns : tensor->row_stride;
+  std::vector<double> values;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      values.push_back(LoadElement(tensor->data, tensor->dtype, row * stride + column));
+    }
+  }
+  return values;
+}
+
+std::vector<TensorToSave> Torch() {
+  return {Counting("in_proj_weight", {6, 2}), Counting("in_proj_bias", {6}, 20),
+          Counting("out_proj.weight", {2, 2}, 40), Counting("out_proj.bias", {2}, 50)};
+}
+constexpr char kTwoHeads[] = R"({"num_attention_heads": 2})";
+
+TEST_F(LayerFilesTest, DividesTheMatrixOfTorch) {
+  const LayerFiles layer = Read(Torch(), kTwoHeads);
+  EXPECT_EQ(layer.naming, "torch");
+  EXPECT_EQ(layer.config.embed_size, 2);
+  EXPECT_EQ(layer.config.query_heads, 2);
+  EXPECT_FALSE(layer.config.is_causal);
+  EXPECT_EQ(layer.config.scale, std::nullopt);
+  EXPECT_THAT(ValuesOf(layer.weights.q.matrix), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(ValuesOf(layer.weights.k.matrix), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(ValuesOf(layer.weights.v.matrix), ElementsAre(8, 9, 10, 11));
+  EXPECT_THAT(ValuesOf(layer.weights.q.bias), ElementsAre(20, 21));
+  EXPECT_THAT(ValuesOf(layer.weights.v.bias), ElementsAre(24, 25));
+  EXPECT_THAT(ValuesOf(layer.weights.o.matrix), ElementsAre(40, 41, 42, 43));
+  EXPECT_FALSE(layer.weights.v.transposed);
+  EXPECT_THAT(layer.tensors, UnorderedElementsAre("in_proj_weight", "in_proj_bias",
+                                                  "out_proj.weight", "out_proj.bias"));
+}
+
+TEST_F(LayerFilesTest, ReadsMatricesOfTorchForKeysOfOtherSizes) {
+  const LayerFiles layer =
+      Read({Counting("q_proj_weight", {2, 2}), Counting("k_proj_weight", {2, 3}),
+            Counting("v_proj_weight", {2, 4}), Counting("bias_k", {1, 1, 2}),
+            Counting("bias_v", {1, 1, 2}), Counting("out_proj.weight", {2, 2})},
+           kTwoHeads);
+  EXPECT_EQ(layer.config.key_embed_size, 3);
+  EXPECT_EQ(layer.config.value_embed_size, 4);
+  EXPECT_TRUE(layer.weights.bias_k && layer.weights.bias_v);
+}
+
+TEST_F(LayerFilesTest, DividesTheColumnsOfGpt2) {
+  const LayerFiles layer =
+      Read({Counting("h.0.attn.c_attn.weight", {2, 6}), Counting("h.0.attn.c_attn.bias", {6}),
+            Counting("h.0.attn.c_proj.weight", {2, 2})},
+           R"({"n_head": 1, "rapt": {"prefix": "h.0.attn."}})");
+  EXPECT_EQ(layer.naming, "gpt2");
+  EXPECT_TRUE(layer.config.is_causal);
+  EXPECT_EQ(layer.config.embed_size, 2);
+  EXPECT_TRUE(layer.weights.k.transposed && layer.weights.o.transposed);
+  EXPECT_THAT(ValuesOf(layer.weights.k.matrix), ElementsAre(2, 3, 8, 9));
+  EXPECT_THAT(ValuesOf(layer.weights.v.matrix), ElementsAre(4, 5, 10, 11));
+  EXPECT_THAT(ValuesOf(layer.weights.k.bias), ElementsAre(2, 3));
+}
+
+TEST_F(LayerFilesTest, ReadsLlamaWithNormsAndSinks) {
+  std::vector<TensorToSave> tensors;
+  for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
+    tensors.push_back(Counting(absl::StrCat(name, ".weight"), {8, 8}));
+  }
+  for (const char* name : {"q_norm.weight", "k_norm.weight", "sinks"}) {
+    tensors.push_back(Counting(name, {4}));
+  }
+  const LayerFiles layer = Read(tensors, R"({"num_attention_heads": 2, "num_key_value_heads": 2,
+      "head_dim": 4, "rope_theta": 100, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-4})");
+  EXPECT_EQ(layer.naming, "llama");
+  EXPECT_EQ(layer.config.kv_heads, 2);
+  EXPECT_EQ(layer.config.head_size, 4);
+  EXPECT_EQ(layer.config.rope_theta, 100);
+  EXPECT_EQ(layer.config.rotary_embedding_dim, 2);
+  EXPECT_EQ(layer.config.norm_epsilon, 1e-4);
+  EXPECT_TRUE(layer.weights.q_norm && layer.weights.k_norm && layer.weights.sinks);
+}
+
+TEST_F(LayerFilesTest, ReadsBertAndLeavesItsLayerNorm) {
+  std::vector<TensorToSave> tensors = {Counting("output.LayerNorm.weight", {2})};
+  for (const char* name : {"self.query", "self.key", "self.value", "output.dense"}) {
+    tensors.push_back(Counting(absl::StrCat(name, ".weight"), {2, 2}));
+    tensors.push_back(Counting(absl::StrCat(name, ".bias"), {2}));
+  }
+  const LayerFiles layer = Read(tensors, R"({"num_attention_heads": 1, "pad_token_id": 0})");
+  EXPECT_EQ(layer.naming, "bert");
+  EXPECT_EQ(layer.config.pad_token_id, 0);
+  EXPECT_TRUE(layer.weights.o.bias.has_value());
+  EXPECT_FALSE(layer.tensors.contains("output.LayerNorm.weight"));
+}
+
+TEST_F(LayerFilesTest, ReadsT5WithItsScale) {
+  std::vector<TensorToSave> tensors = {Counting("relative_attention_bias.weight", {8, 2})};
+  for (const char* name : {"q", "k", "v", "o"}) {
+    tensors.push_back(Counting(absl::StrCat(name, ".weight"), {2, 2}));
+  }
+  const LayerFiles layer =
+      Read(tensors, R"({"num_heads": 2, "relative_attention_max_distance": 20})");
+  EXPECT_EQ(layer.naming, "t5");
+  EXPECT_EQ(layer.config.scale, 1);
+  EXPECT_EQ(layer.config.max_distance, 20);
+  EXPECT_TRUE(layer.weights.relative_attention_bias.has_value());
+}
+
+TEST_F(LayerFilesTest, ReadsTheFormsOfTutorials) {
+  const LayerFiles products = Read(
+      {Counting("W_q", {3, 5}), Counting("W_k", {3, 5}), Counting("W_v.weight", {4, 5})}, "{}");
+  EXPECT_EQ(products.naming, "plain");
+  EXPECT_EQ(products.config.head_size, 3);
+  EXPECT_EQ(products.config.value_head_size, 4);
+  EXPECT_FALSE(products.weights.o.matrix);
+
+  const LayerFiles bahdanau =
+      Read({Counting("W1", {3, 5}), Counting("W2", {3, 2}), Counting("v", {1, 3})}, "{}");
+  EXPECT_EQ(bahdanau.config.score_function, ScoreFunction::kAdditive);
+  EXPECT_EQ(bahdanau.config.embed_size, 2);      // of the decoder's state
+  EXPECT_EQ(bahdanau.config.key_embed_size, 5);  // of the encoder's
+  EXPECT_EQ(bahdanau.config.value_head_size, 5);
+  EXPECT_EQ(bahdanau.config.scale, std::nullopt);
+
+  const LayerFiles general = Read({Counting("W", {2, 3})}, "{}");
+  EXPECT_EQ(general.config.scale, 1);
+  EXPECT_TRUE(general.weights.q.transposed);
+  EXPECT_EQ(general.config.embed_size, 2);
+  EXPECT_EQ(general.config.key_embed_size, 3);
+  EXPECT_EQ(general.config.head_size, 3);
+
+  const LayerFiles concat =
+      Read({Counting("W", {2, 5}), Counting("v", {2})}, R"({"hidden_size": 2})");
+  EXPECT_EQ(concat.config.score_function, ScoreFunction::kAdditive);
+  EXPECT_THAT(ValuesOf(concat.weights.q.matrix), ElementsAre(0, 1, 5, 6));
+  EXPECT_THAT(ValuesOf(concat.weights.k.matrix), ElementsAre(2, 3, 4, 7, 8, 9));
+
+  const LayerFiles dot = Read({}, R"({"hidden_size": 4, "rapt": {"naming": "plain"}})");
+  EXPECT_EQ(dot.config.scale, 1);
+  EXPECT_EQ(dot.config.head_size, 4);
+}
+
+TEST_F(LayerFilesTest, AMissingTensorIsNamed) {
+  std::vector<TensorToSave> tensors = Torch();
+  tensors.erase(tensors.begin() + 2);
+  EXPECT_EQ(MessageFor(tensors, kTwoHeads), "model.safetensors: tensor out_proj.weight is missing");
+  EXPECT_EQ(MessageFor({Counting("x.q_proj.weight", {2, 2})},
+                       R"({"num_attention_heads": 1, "rapt": {"prefix": "x."}})"),
+            "model.safetensors: tensor x.k_proj.weight is missing");
+  EXPECT_THAT(MessageFor(Torch(), R"({"rapt": {"naming": "llama"}})"),
+              HasSubstr("tensor q_proj.weight is missing"));
+}
+
+TEST_F(LayerFilesTest, AFusedTensorOfAnotherShapeIsNamed) {
+  EXPECT_THAT(MessageFor({Counting("in_proj_weight", {4, 2}), Counting("out_proj.weight", {2, 2})},
+                         kTwoHeads),
+              HasSubstr("tensor in_proj_weight has shape [4, 2]; it must be [3 E, E]"));
+  EXPECT_THAT(
+      MessageFor({Counting("c_attn.weight", {6, 2}), Counting("c_proj.weight", {2, 2})}, kTwoHeads),
+      HasSubstr("tensor c_attn.weight has shape [6, 2]; it must be [E, 3 E]"));
+  EXPECT_THAT(MessageFor({Counting("in_proj_weight", {6, 2}), Counting("in_proj_bias", {5}),
+                          Counting("out_proj.weight", {2, 2})},
+                         kTwoHeads),
+              HasSubstr("tensor in_proj_bias has shape [5]; it must be [3 E]"));
+  EXPECT_THAT(MessageFor({Counting("W", {2, 5}), Counting("v", {2})}, "{}"),
+              HasSubstr("tensor W has shape [2, 5]"));
+}
+
+TEST_F(LayerFilesTest, AmbiguousTensorsAreNamed) {
+  std::vector<TensorToSave> tensors = Torch();
+  tensors.push_back(Counting("k_proj_weight", {2, 2}));
+  EXPECT_THAT(MessageFor(tensors, kTwoHeads),
+              HasSubstr("tensors in_proj_weight and k_proj_weight both exist"));
+  EXPECT_THAT(MessageFor({Counting("W1", {2, 2}), Counting("W", {2, 2})}, "{}"),
+              HasSubstr("tensors W1 and W"));
+  EXPECT_THAT(MessageFor({Counting("W1", {2, 2}), Counting("W1.weight", {2, 2})}, "{}"),
+              HasSubstr("tensors W1 and W1.weight both exist"));
+  tensors = Torch();
+  tensors.push_back(Counting("q.weight", {2, 2}));
+  EXPECT_THAT(MessageFor(tensors, kTwoHeads), HasSubstr("fit torch and t5; rapt.naming"));
+  EXPECT_EQ(Read(Torch(), R"({"num_attention_heads": 2, "rapt": {"naming": "torch"}})").naming,
+            "torch");
+}
+
+TEST_F(LayerFilesTest, SettingsThatAreNeededAreNamed) {
+  EXPECT_THAT(MessageFor(Torch(), "{}"), HasSubstr("config.json: num_attention_heads is missing"));
+  EXPECT_THAT(MessageFor({}, R"({"rapt": {"naming": "plain"}})"),
+              HasSubstr("config.json: hidden_size is missing"));
+  EXPECT_THAT(MessageFor({}, R"({"rapt": {"prefix": "no."}})"),
+              HasSubstr("no naming fits the tensors under the prefix 'no.'"));
+  EXPECT_THAT(MessageFor(Torch(), R"({"rapt": {"naming": "keras"}})"),
+              HasSubstr("rapt.naming is 'keras'; it must be one of torch, llama"));
+}
+
+TEST_F(LayerFilesTest, AFolderWithoutFilesIsNotFound) {
+  const auto layer = ReadLayerFiles("/nonexistent");
+  EXPECT_EQ(layer.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(layer.status().message()), HasSubstr("config.json"));
+}
+
+}  // namespace
+}  // namespace rapt::test

@@ -1,0 +1,98 @@
+#include "attention/layer/files/layer_settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string MessageFor(absl::string_view json) {
+  const auto settings = ParseLayerSettings(json);
+  EXPECT_EQ(settings.status().code(), absl::StatusCode::kInvalidArgument) << json;
+  return std::string(settings.status().message());
+}
+
+TEST(LayerSettingsTest, ReadsTheNamesOfLlama) {
+  const auto settings = ParseLayerSettings(R"({
+    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "head_dim": 16, "rope_theta": 500000.0, "rope_scaling": null, "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5, "sliding_window": null, "pad_token_id": null,
+    "rapt": {"prefix": "model.layers.0.self_attn.", "naming": "llama", "is_causal": true,
+             "scale": 0.5, "pad_token_id": 3, "interleaved": true, "positional_base": 10000}})");
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->embed_size, 64);
+  EXPECT_EQ(settings->query_heads, 8);
+  EXPECT_EQ(settings->kv_heads, 2);
+  EXPECT_EQ(settings->head_size, 16);
+  EXPECT_EQ(settings->rope_theta, 500000);
+  EXPECT_EQ(settings->rotary_factor, 0.5);
+  EXPECT_EQ(settings->norm_epsilon, 1e-5);
+  EXPECT_EQ(settings->prefix, "model.layers.0.self_attn.");
+  EXPECT_EQ(settings->naming, "llama");
+  EXPECT_EQ(settings->is_causal, true);
+  EXPECT_EQ(settings->scale, 0.5);
+  EXPECT_EQ(settings->pad_token_id, 3);
+  EXPECT_EQ(settings->interleaved, true);
+  EXPECT_EQ(settings->positional_base, 10000);
+}
+
+TEST(LayerSettingsTest, ReadsTheNamesOfOtherModels) {
+  const auto gpt2 = ParseLayerSettings(R"({"n_embd": 768, "n_head": 12, "pad_token_id": 0})");
+  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
+  EXPECT_EQ(gpt2->embed_size, 768);
+  EXPECT_EQ(gpt2->query_heads, 12);
+  EXPECT_EQ(gpt2->pad_token_id, 0);
+  const auto t5 = ParseLayerSettings(
+      R"({"d_model": 512, "num_heads": 8, "d_kv": 64, "relative_attention_max_distance": 100})");
+  ASSERT_TRUE(t5.ok()) << t5.status();
+  EXPECT_EQ(t5->embed_size, 512);
+  EXPECT_EQ(t5->query_heads, 8);
+  EXPECT_EQ(t5->head_size, 64);
+  EXPECT_EQ(t5->max_distance, 100);
+  const auto newer =
+      ParseLayerSettings(R"({"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}})");
+  ASSERT_TRUE(newer.ok()) << newer.status();
+  EXPECT_EQ(newer->rope_theta, 10000);
+}
+
+TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
+  EXPECT_THAT(MessageFor(R"({"rope_scaling": {"type": "linear"}})"),
+              HasSubstr(R"(rope_scaling is {"type":"linear"}; it must be null)"));
+  EXPECT_THAT(MessageFor(R"({"position_embedding_type": "relative_key"})"),
+              HasSubstr(R"(position_embedding_type is "relative_key"; it must be "absolute")"));
+  EXPECT_THAT(MessageFor(R"({"sliding_window": 4096})"), HasSubstr("sliding_window is 4096"));
+  MessageFor(R"({"attn_logit_softcapping": 50.0})");
+  MessageFor(R"({"query_pre_attn_scalar": 256})");
+  MessageFor(R"({"scale_attn_weights": false})");
+  MessageFor(R"({"scale_attn_by_inverse_layer_idx": true})");
+  MessageFor(R"({"rope_parameters": {"rope_type": "yarn"}})");
+  EXPECT_TRUE(ParseLayerSettings(R"({"sliding_window": 4096, "use_sliding_window": false})").ok());
+}
+
+TEST(LayerSettingsTest, RejectsUnknownNamesAndWrongValues) {
+  EXPECT_THAT(MessageFor(R"({"rapt": {"prefx": ""}})"),
+              HasSubstr("rapt.prefx is unknown; rapt may have prefix, naming"));
+  EXPECT_THAT(MessageFor(R"({"num_attention_heads": "8"})"),
+              HasSubstr(R"(num_attention_heads is "8"; it must be an integer)"));
+  EXPECT_THAT(MessageFor(R"({"num_attention_heads": 18446744073709551615})"),
+              HasSubstr("it must be an integer"));
+  EXPECT_THAT(MessageFor(R"({"rapt": {"is_causal": 1}})"),
+              HasSubstr("rapt.is_causal is 1; it must be true or false"));
+  EXPECT_THAT(MessageFor(R"({"rope_theta": [1]})"), HasSubstr("it must be a number"));
+  EXPECT_THAT(MessageFor(R"({"rapt": {"prefix": 1}})"), HasSubstr("it must be a string"));
+  EXPECT_THAT(MessageFor(R"({"partial_rotary_factor": 1e300})"), HasSubstr("in (0, 1]"));
+  for (const char* json : {"", "[]", "{", "3", R"({"rapt": 3})", R"({"rope_parameters": 3})"}) {
+    MessageFor(json);
+  }
+  MessageFor(std::string(kMaxConfigBytes / 2, '['));
+  MessageFor(absl::StrCat("{}", std::string(kMaxConfigBytes, ' ')));
+}
+
+}  // namespace
+}  // namespace rapt::test
