@@ -1,7 +1,8 @@
 // The interface of the kernels. Each instruction set is one file, compiled with its own flags from
-// the one source flash.inc; kernels_amx.cc adds a loop over tiles, kernels_avx512_bf16.cc one by
-// dot products. They share only these plain structs: the linker could keep the AVX-512 copy of a
-// shared inline function for every machine.
+// the one source flash.inc; kernels_amx.cc and kernels_avx512_bf16.cc add the loop over tiles of
+// tile_flash.inc, the latter also a loop by dot products for a few rows. They share only these
+// plain structs: the linker could keep the AVX-512 copy of a shared inline function for every
+// machine.
 #ifndef RAPT_ATTENTION_CPU_KERNELS_H_
 #define RAPT_ATTENTION_CPU_KERNELS_H_
 
@@ -20,6 +21,10 @@ namespace rapt::cpu {
 inline constexpr int64_t kKeyBlock = 64;
 // The same for tiles, whose sums move between registers and memory once per step.
 inline constexpr int64_t kTileKeyBlock = 128;
+// A tile: rows, or columns, of 16 pairs of bf16 numbers.
+inline constexpr int64_t kTileRows = 16;
+inline constexpr int64_t kTileRowBytes = 64;
+inline constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
 // Query rows that share one block of scores; a multiple of every kernel's register block.
 inline constexpr int64_t kRowBlock = 48;
 // The maximum number of row blocks of a task, which share one packing of K and V. O of D 64 then

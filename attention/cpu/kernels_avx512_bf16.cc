@@ -1,22 +1,24 @@
 // Kernels for AVX-512 and its dot products of pairs of bf16 numbers, each of which takes the time
 // of an FMA on AMD's processors.
 //
-// A few rows of BF16, as in decoding, are Flash's loop by dot products: Q K^T multiplies pairs of
-// neighbours in depth, exactly and summed in fp32; P V multiplies the weights of pairs of keys,
-// rounded to bf16 as on tiles, with their values. Everything else is left to the AVX-512 kernel.
+// BF16 is computed by dot products, in tiles or, for a few rows as in decoding, in Flash's loop:
+// Q K^T multiplies pairs of neighbours in depth, exactly and summed in fp32; P V multiplies the
+// weights of pairs of keys, rounded to bf16, with their values. Everything else is left to the
+// AVX-512 kernel.
 //
 // Dot products flush subnormal factors and sums, which matters only beside a very large factor:
-// such rows of Q and scales are left to the AVX-512 kernel. Scores are scaled after Q K^T, which
-// may overflow where FMA would not, and V is not searched for NaN and Inf of hidden keys. A task
-// whose sums are not finite starts over with the AVX-512 kernel.
+// such rows of Q and scales are left to the AVX-512 kernel. A few rows' scores are scaled after
+// Q K^T, which may overflow where FMA would not, and V is not searched for NaN and Inf of hidden
+// keys. A task whose sums are not finite starts over with the AVX-512 kernel.
 #define RAPT_VECTOR_BYTES 64
 #define RAPT_MICRO_ROWS 6
 #define RAPT_MICRO_VECTORS 4
 #include <immintrin.h>
 
 #include "attention/cpu/flash.inc"
-// After the kernels, which it uses.
+// After the kernels, which they use.
 #include "attention/cpu/avx512_fallback.inc"
+#include "attention/cpu/tile_flash.inc"
 
 namespace rapt::cpu {
 namespace {
@@ -48,30 +50,27 @@ struct PairProducts {
   }
 };
 
-// kNotSuited: the AVX-512 kernel has to compute the task.
-enum class Outcome : uint8_t { kDone, kAbandoned, kNotSuited };
-
 class PairFlash : private Flash<float> {
  public:
-  // REQUIRES: Suits(task).
+  // REQUIRES: SuitsPairs(task).
   explicit PairFlash(const FlashTask& task) : Flash(task) {}
 
-  Outcome Run() {
+  TileOutcome Run() {
     LoadQueries<Element::kBFloat16>();
     for (int64_t r = 0; r < t_.row_count; ++r) {
-      if (!LoadQueryPairs(r)) return Outcome::kNotSuited;
+      if (!LoadQueryPairs(r)) return TileOutcome::kNotForTiles;
     }
     FormRowBlocks();
     for (int64_t j = KeysToRead().begin; j < t_.end; j = next_) {
       const int64_t count = Min(kKeyBlock, t_.end - j);
-      if (!PassCheckpoint(count)) return Outcome::kAbandoned;
+      if (!PassCheckpoint(count)) return TileOutcome::kAbandoned;
       next_ = j + kKeyBlock;
       FoldPairs(j, count);
     }
-    if (!IsFinite() || !HasMaxima()) return Outcome::kNotSuited;
+    if (!IsFinite() || !HasMaxima()) return TileOutcome::kNotForTiles;
     OrderColumns();
     Finish();
-    return Outcome::kDone;
+    return TileOutcome::kDone;
   }
 
  private:
@@ -204,7 +203,87 @@ class PairFlash : private Flash<float> {
   }
 };
 
-bool Suits(const FlashTask& task) {
+// Products of the tiles of tile_flash.inc. 4 rows x 4 vectors of sums stay in registers: eight
+// loads for sixteen dot products.
+struct DotTileProducts {
+  struct Configuration {};
+
+  template <Element kElement>
+  static constexpr bool kSuits = kElement == Element::kBFloat16;
+
+  template <const auto& kProducts>
+  RAPT_INLINE static void Multiply(const Operand& a, const Operand& b, const TileShape& shape,
+                                   bool accumulate, float* c, int64_t c_stride) {
+    static_assert(kProducts.count == 1);
+    int64_t tile = 0;
+    const auto columns = [&](auto count) RAPT_LAMBDA_INLINE {
+      for (; tile + count <= shape.columns; tile += count) {
+        MultiplyColumns<count>(a, {b.tiles + tile * b.step, b.step, b.depth_step}, shape,
+                               accumulate, reinterpret_cast<std::byte*>(c + tile * kLanes),
+                               c_stride);
+      }
+    };
+    columns(std::integral_constant<int, 4>{});
+    columns(std::integral_constant<int, 2>{});
+    columns(std::integral_constant<int, 1>{});
+  }
+
+ private:
+  static constexpr int64_t kLanes = Simd<float>::kLanes;
+  static constexpr int kRows = 4;
+  static_assert(kTileRows % kRows == 0);
+
+  template <int kColumns>
+  static void MultiplyColumns(const Operand& a, const Operand& b, const TileShape& shape,
+                              bool accumulate, std::byte* c, int64_t c_stride) {
+    for (int64_t r = 0; r < shape.rows; r += kRows) {
+      const std::byte* rows = a.tiles + r / kTileRows * a.step + r % kTileRows * kTileRowBytes;
+      MultiplyRows<kColumns>({rows, a.step, a.depth_step}, b, shape.depths, accumulate,
+                             c + r * c_stride, c_stride);
+    }
+  }
+
+  template <int kColumns>
+  RAPT_INLINE static void MultiplyRows(const Operand& a, const Operand& b, int64_t depths,
+                                       bool accumulate, std::byte* c, int64_t c_stride) {
+    const auto sum_at = [&](int r, int n) RAPT_LAMBDA_INLINE {
+      return reinterpret_cast<float*>(c + r * c_stride) + n * kLanes;
+    };
+    Vec<float> sums[kRows][kColumns];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int n = 0; n < kColumns; ++n) {
+        sums[r][n] = accumulate ? Load(sum_at(r, n)) : Vec<float>{};
+      }
+    }
+    for (int64_t depth = 0; depth < depths; ++depth) {
+      const std::byte* const row = a.tiles + depth * a.depth_step;
+      const std::byte* const column = b.tiles + depth * b.depth_step;
+      for (int64_t k = 0; k < kTileRows; ++k) {
+        __m512i pairs[kColumns];
+#pragma GCC unroll 4
+        for (int n = 0; n < kColumns; ++n) {
+          pairs[n] = LoadPairs(column + n * b.step + k * kTileRowBytes);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const int32_t pair = LoadAs<int32_t>(row + r * kTileRowBytes + k * int64_t{4});
+          const __m512i factor = _mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+          for (int n = 0; n < kColumns; ++n) sums[r][n] = AddDots(sums[r][n], factor, pairs[n]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int n = 0; n < kColumns; ++n) Store(sum_at(r, n), sums[r][n]);
+    }
+  }
+};
+
+bool SuitsPairs(const FlashTask& task) {
   return __builtin_fabs(task.score.scale) < kTooLargeScale && task.element == Element::kBFloat16 &&
          !task.q8_0 && task.row_count <= kFewRows && task.head_size % kPairLanes == 0 &&
          task.value_head_size % kPairLanes == 0 && task.score_stage == ScoreStage::kNone &&
@@ -214,16 +293,17 @@ bool Suits(const FlashTask& task) {
 }
 
 bool FlashFp32(const FlashTask& task) {
-  const Outcome outcome = Suits(task) ? PairFlash(task).Run() : Outcome::kNotSuited;
-  if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32(task);
-  return outcome == Outcome::kDone;
+  const TileOutcome outcome =
+      SuitsPairs(task) ? PairFlash(task).Run() : FoldTiles<DotTileProducts>(task);
+  if (outcome == TileOutcome::kNotForTiles) return kAvx512Kernels.flash_fp32(task);
+  return outcome == TileOutcome::kDone;
 }
 
 }  // namespace
 
 extern const KernelTable kAvx512Bf16Kernels = {FlashFp32,
                                                FlashFp64,
-                                               nullptr,
+                                               TileScratchBytes<DotTileProducts>,
                                                Rotate,
                                                BackwardFp32,
                                                BackwardFp64,

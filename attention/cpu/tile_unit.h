@@ -1,19 +1,16 @@
-// The tile registers of AMX, for kernels_amx.cc alone. Inline assembly, because the intrinsics of
-// g++ 12 do not declare the memory they read: it drops the stores to a configuration, or moves
-// stores to a tile past the instruction that loads it.
+// The tile registers of AMX, for kernels_amx.cc alone. Every tile has the maximum size. Inline
+// assembly, because the intrinsics of g++ 12 do not declare the memory they read: it drops the
+// stores to a configuration, or moves stores to a tile past the instruction that loads it.
 #ifndef RAPT_ATTENTION_CPU_TILE_UNIT_H_
 #define RAPT_ATTENTION_CPU_TILE_UNIT_H_
 
 #include <cstddef>
 #include <cstdint>
 
+#include "attention/cpu/kernels.h"
+
 namespace rapt::cpu {
 namespace {
-
-// Every tile has the maximum size.
-inline constexpr int64_t kTileRows = 16;
-inline constexpr int64_t kTileRowBytes = 64;
-inline constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
 
 // The creating thread may use tiles during the object's lifetime.
 class TileConfiguration {

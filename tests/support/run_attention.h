@@ -31,6 +31,12 @@ struct Target {
   }
 
   std::string Name() const { return isa == "auto" ? backend : backend + "/" + isa; }
+
+  // Whether features and numbers of a problem decide if tiles of bf16 or the kernel of AVX-512
+  // compute a task, whose results differ by rounding.
+  bool MayUseTiles(DType dtype) const {
+    return isa == "amx" || (isa == "avx512_bf16" && dtype == DType::kBFloat16);
+  }
 };
 
 // Every available backend with every available instruction set of it.
@@ -77,9 +83,8 @@ absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& input
 // Succeeds if all outputs are equal to the bit.
 ::testing::AssertionResult SameBits(const Outputs& a, const Outputs& b);
 
-// Runs both problems on every target and expects outputs that are equal to the bit. On AMX, Y may
-// differ by rounding: features and numbers decide whether tiles or the kernel of AVX-512 compute a
-// task.
+// Runs both problems on every target and expects outputs that are equal to the bit. Where tiles may
+// be used, Y may differ by rounding.
 void ExpectSameOutputs(const Problem& a, const Inputs& inputs_a, const Problem& b,
                        const Inputs& inputs_b);
 
