@@ -1,5 +1,6 @@
-// rapt-bench: benchmarks the kernels alone, with Google Benchmark. Reports time, operations or
-// bytes per second, their share of a ceiling measured immediately before and after, and the
+// rapt-bench: benchmarks the kernels alone, with Google Benchmark, and parts of the server, whose
+// benchmarks lie beside their tests (tests/**/*_bench.cc). Of kernels it reports time, operations
+// or bytes per second, their share of a ceiling measured immediately before and after, and the
 // workspace.
 //
 //     rapt-bench [--threads=N] [--isa=NAME] [--benchmark_filter=REGEX] ...
