@@ -3,7 +3,6 @@
 #include <new>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "server/rejection.h"
@@ -71,8 +70,7 @@ absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
   try {
     return ReservedBuffer{std::move(reservation), pool.Take(bytes)};
   } catch (const std::bad_alloc&) {
-    return Reject(Rejection::kOutOfMemory, absl::StatusCode::kResourceExhausted,
-                  absl::StrCat("out of memory: the system cannot allocate ", bytes, " bytes"));
+    return OutOfMemory(absl::StrCat("a buffer of ", bytes, " bytes"));
   }
 }
 

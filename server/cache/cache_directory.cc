@@ -97,6 +97,9 @@ Reason CacheDirectory::WhyMissing(const std::string& owner, absl::string_view id
 absl::StatusOr<CacheDirectory::Handle> CacheDirectory::FindLocked(const std::string& owner,
                                                                   const std::string& id,
                                                                   bool renews) {
+  if (id.empty()) {
+    return absl::InvalidArgumentError("cache is empty; it must be the id of a cache");
+  }
   const auto found = entries_.find(id);
   if (found == entries_.end() || found->second->cache->owner() != owner) {
     const Reason reason = WhyMissing(owner, id);

@@ -27,28 +27,29 @@ void UnaryCall::OnHeaders(const CallHeaders& headers) {
 }
 
 void UnaryCall::OnSize(int64_t bytes, int64_t extra_bytes) {
-  extra_bytes_ = extra_bytes;
-  Admit(bytes, /*is_first=*/true);
+  Admit(bytes, extra_bytes, /*is_first=*/true);
 }
 
-void UnaryCall::OnMore(int64_t bytes) { Admit(bytes, /*is_first=*/false); }
+void UnaryCall::OnMore(int64_t bytes, int64_t extra_bytes) {
+  Admit(bytes, extra_bytes, /*is_first=*/false);
+}
 
-void UnaryCall::Admit(int64_t bytes, bool is_first) {
+void UnaryCall::Admit(int64_t bytes, int64_t extra_bytes, bool is_first) {
   Phase phase = Phase::kReading;
   if (!phase_.compare_exchange_strong(phase, Phase::kAdmitting)) return;  // evicted
   call_.EndReceiving();
-  const int64_t before = is_first ? 0 : call_.message_memory_bytes() - extra_bytes_;
-  if (absl::Status status = call_.CheckMessageSize(before + bytes); !status.ok()) {
+  message_bytes_ += bytes;
+  if (absl::Status status = call_.CheckMessageSize(message_bytes_); !status.ok()) {
     return End(std::move(status));
   }
-  const int64_t reserved = bytes + (is_first ? extra_bytes_ : 0);
+  const int64_t reserved = bytes + extra_bytes;
   admission_began_ = call_.Now();
   if (!call_.traits().carries_tensors) {
-    return OnAdmitted(engine().ChargeMessage(reserved), is_first);
+    return OnAdmitted(engine().ChargeMessage(reserved), bytes, is_first);
   }
   call_.report().ended_in = Stage::kQueue;
-  auto admitted = [this, is_first](absl::StatusOr<MessageReservation> memory) {
-    OnAdmitted(std::move(memory), is_first);
+  auto admitted = [this, bytes, is_first](absl::StatusOr<MessageReservation> memory) {
+    OnAdmitted(std::move(memory), bytes, is_first);
   };
   if (is_first) return call_.AdmitMessage(reserved, std::move(admitted));
   engine().AdmitNextMessage(reserved, std::min(call_.deadline(), admission_began_ + kMoreTime),
@@ -61,11 +62,11 @@ absl::Status UnaryCall::Open(const CallHeaders& headers) {
   return status;
 }
 
-void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory, bool is_first) {
+void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory, int64_t bytes,
+                           bool is_first) {
   call_.AddTimeSince(admission_began_, Stage::kQueue);
   if (!memory.ok()) return End(is_first ? memory.status() : NoMoreMemory(memory.status()));
   call_.report().ended_in = Stage::kReceive;
-  const int64_t bytes = memory->bytes() - (is_first ? extra_bytes_ : 0);
   call_.AddMessageMemory(*std::move(memory));
   call_.BeginReceiving(bytes, {.receive = true}, alarm_);
   alarm_.Set(call_.receive_end());
@@ -119,7 +120,7 @@ bool UnaryCall::OnRead(bool ok, std::optional<int64_t> bytes) {
     return false;
   }
   call_.EndReceiving();
-  call_.report().received_bytes += bytes.value_or(call_.message_memory_bytes() - extra_bytes_);
+  call_.report().received_bytes += bytes.value_or(message_bytes_);
   call_.report().ended_in = Stage::kCompute;  // until Call::Record()
   return true;
 }
@@ -130,6 +131,8 @@ void UnaryCall::OnBadRead(absl::Status status) {
 
 void UnaryCall::BeginResponse(int64_t bytes) {
   ReleaseMessage();
+  // Nothing was reserved for it.
+  if (!call_.traits().carries_tensors) response_memory_ = engine().ChargeMessage(bytes);
   call_.report().ended_in = Stage::kSend;
   // A caller that does not read would hold the outputs.
   call_.BeginSending(bytes, call_.deadline(), {.compute = true}, alarm_);

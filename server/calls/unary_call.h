@@ -41,9 +41,9 @@ class UnaryCall {
   // call. `extra_bytes` of memory are reserved with it.
   void OnHeaders(const CallHeaders& headers);
   void OnSize(int64_t bytes, int64_t extra_bytes = 0);
-  // Call instead of OnRead() if the message has `bytes` more, at most. Leads to StartReading(), or
-  // ends the call if there is no memory for them soon.
-  void OnMore(int64_t bytes);
+  // Call instead of OnRead() if the message has `bytes` more, at most, or needs `extra_bytes` more
+  // of memory. Leads to StartReading(), or ends the call if there is no memory for them soon.
+  void OnMore(int64_t bytes, int64_t extra_bytes = 0);
   // Call after the read has been started. Returns false if it ended the call, which may be
   // destroyed by now. REQUIRES: no other thread destroys the call while this runs.
   bool OnReadingStarted();
@@ -68,9 +68,9 @@ class UnaryCall {
   enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kResponding };
 
   absl::Status Open(const CallHeaders& headers);
-  void Admit(int64_t bytes, bool is_first);
+  void Admit(int64_t bytes, int64_t extra_bytes, bool is_first);
   bool EndReading();
-  void OnAdmitted(absl::StatusOr<MessageReservation> memory, bool is_first);
+  void OnAdmitted(absl::StatusOr<MessageReservation> memory, int64_t bytes, bool is_first);
   absl::Status NoMoreMemory(absl::Status status) const;
   void OnAlarm();
   bool Evict();
@@ -79,7 +79,8 @@ class UnaryCall {
   Call call_;
   std::atomic<Phase> phase_{Phase::kAdmitting};
   Instant admission_began_;
-  int64_t extra_bytes_ = 0;
+  int64_t message_bytes_ = 0;  // that were announced
+  MessageReservation response_memory_;  // of a small call
   bool message_lost_ = false;
   absl::Status status_;
   Alarm alarm_;  // the end of receiving, then that of sending

@@ -81,19 +81,26 @@ absl::Status SharedMemory::CheckKey(const std::string& key) const {
                                                  "', this server's --shared_memory_prefix"));
 }
 
-absl::Status SharedMemory::CheckNameIsFree(const std::string& name) const {
+absl::Status SharedMemory::CheckPlaceLocked(const std::string& name) const {
+  if (entries_.count(name) != 0) return absl::AlreadyExistsError("already registered");
+  if (entries_.size() < kMaxRegions) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      kMaxRegions, " regions are registered, the most that a server keeps; unregister one"));
+}
+
+absl::Status SharedMemory::CheckPlace(const std::string& name) const {
   MutexLock lock(mutex_);
-  if (entries_.count(name) == 0) return absl::OkStatus();
-  return absl::AlreadyExistsError("already registered");
+  return CheckPlaceLocked(name);
 }
 
 absl::Status SharedMemory::Add(Kind kind, Description description,
                                std::shared_ptr<const Region> region) {
   MutexLock lock(mutex_);
+  absl::Status status = CheckPlaceLocked(description.name);
+  if (!status.ok()) return status;
   const std::string name = description.name;
-  const bool is_new =
-      entries_.emplace(name, Entry{kind, std::move(description), std::move(region)}).second;
-  return is_new ? absl::OkStatus() : absl::AlreadyExistsError("already registered");
+  entries_.emplace(name, Entry{kind, std::move(description), std::move(region)});
+  return status;
 }
 
 absl::Status SharedMemory::RegisterSystem(const std::string& name, const std::string& key,
@@ -106,7 +113,7 @@ absl::Status SharedMemory::RegisterSystem(const std::string& name, const std::st
   status.Update(begin.status());
   status.Update(size.status());
   if (status.ok()) status = CheckKey(key);
-  if (status.ok()) status = CheckNameIsFree(name);
+  if (status.ok()) status = CheckPlace(name);
   if (!status.ok()) return ForRegion(name, status);
   absl::StatusOr<std::shared_ptr<const Region>> region = OpenSystemRegion(key, *begin, *size);
   if (!region.ok()) return ForRegion(name, region.status());
@@ -127,7 +134,7 @@ absl::Status SharedMemory::RegisterCuda(const std::string& name, const std::stri
   }
   const absl::StatusOr<int64_t> size = ToSigned("byte_size", byte_size);
   status.Update(size.status());
-  if (status.ok()) status = CheckNameIsFree(name);
+  if (status.ok()) status = CheckPlace(name);
   if (!status.ok()) return ForRegion(name, status);
   absl::StatusOr<std::shared_ptr<const DeviceMemory>> memory =
       options_.open_cuda(raw_handle, device_id, *size);

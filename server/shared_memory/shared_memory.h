@@ -45,6 +45,9 @@ class SharedMemory {
 
   enum class Kind : uint8_t { kSystem, kCuda };
 
+  // The most regions of both kinds together. Each takes a mapping, and a part of a list of all.
+  static constexpr size_t kMaxRegions = 1024;
+
   // The description of a region for callers.
   struct Description {
     std::string name;
@@ -59,7 +62,8 @@ class SharedMemory {
   bool takes_cuda() const { return options_.allowed && options_.open_cuda != nullptr; }
 
   // Both return Unimplemented if shared memory is not allowed; InvalidArgument, NotFound or
-  // ResourceExhausted if the memory cannot be mapped; AlreadyExists for a name in use.
+  // ResourceExhausted if the memory cannot be mapped; AlreadyExists for a name in use;
+  // ResourceExhausted beyond kMaxRegions.
   absl::Status RegisterSystem(const std::string& name, const std::string& key, uint64_t offset,
                               uint64_t byte_size);
   absl::Status RegisterCuda(const std::string& name, const std::string& raw_handle,
@@ -85,7 +89,9 @@ class SharedMemory {
 
   absl::Status CheckAllowed() const;
   absl::Status CheckKey(const std::string& key) const;
-  absl::Status CheckNameIsFree(const std::string& name) const;
+  absl::Status CheckPlace(const std::string& name) const;
+  absl::Status CheckPlaceLocked(const std::string& name) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Add(Kind kind, Description description, std::shared_ptr<const Region> region);
 
   const Options options_;

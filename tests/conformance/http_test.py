@@ -476,6 +476,15 @@ def test_caches(server):
     assert (caught.value.code, caught.value.headers["rapt-reason"]) == (404, "closed")
 
 
+@pytest.mark.parametrize("method", ["fork", "truncate", "get", "append", "attend", "diagnose"])
+def test_a_call_on_caches_without_fields_names_what_is_missing(server, method):
+    request = urllib.request.Request(f"http://{server.http_address}/rapt/v1/caches/{method}", method="POST")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+    error = json.loads(caught.value.read())["error"]
+    assert caught.value.code == 400 and re.match(r"(cache|caches|parts|items)\b", error), error
+
+
 # --- KServe ---------------------------------------------------------------------------------------
 
 

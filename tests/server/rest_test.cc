@@ -471,6 +471,15 @@ TEST_F(SmallRestTest, LimitsOfSize) {
                                "Transfer-Encoding: chunked\r\n\r\n300000\r\n"));
   connection.Send(std::string(3 << 20, 'x'));
   EXPECT_EQ(connection.Read().status, 413);
+  for (const char* path : {kInfer, "/rapt/v1/attend"}) {
+    const RawResponse chunked =
+        RawHttp(server_.http_address())
+            .Ask(absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: localhost\r\n",
+                              "Transfer-Encoding: chunked\r\n\r\n3e9\r\n", std::string(1001, ' '),
+                              "\r\n0\r\n\r\n"));
+    EXPECT_EQ(chunked.status, 413) << path;
+    EXPECT_THAT(chunked.body, HasSubstr("the request has 1001 bytes of JSON")) << path;
+  }
 }
 
 TEST_F(SmallRestTest, PagesOfAllowedOriginsMayRead) {

@@ -449,6 +449,7 @@ absl::StatusOr<std::vector<std::string>> DecodeIds(const v1::Ids& ids) {
   absl::flat_hash_set<absl::string_view> seen;
   std::vector<std::string> read;
   for (const std::string& id : ids.caches()) {
+    if (id.empty()) return Invalid(absl::StrCat("caches[", read.size(), "] is empty"));
     if (!seen.insert(id).second) {
       return Invalid(absl::StrCat("caches[", read.size(), "] occurs twice"));
     }

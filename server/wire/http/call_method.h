@@ -45,8 +45,8 @@ class BodyHandler {
  public:
   virtual ~BodyHandler() = default;
 
-  // Checks the head of a call before its body of `bytes` is admitted; chunked bodies have at least
-  // 0. Returns the bytes of memory that the handler needs in addition.
+  // Checks the head of a call and the size of its body, before the body is admitted; a chunked body
+  // when it has arrived. Returns the bytes of memory that the handler needs in addition.
   virtual absl::StatusOr<int64_t> ExtraBytes(int64_t /*bytes*/) { return 0; }
 
   // Leads to call.Respond() or call.End(). The body and the call stay valid until then.

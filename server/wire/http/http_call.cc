@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "server/rejection.h"
 #include "server/wire/timeout.h"
 #include "server/wire/trailers.h"
 
@@ -63,7 +64,7 @@ void HttpCall::Begin(const Request& request) {
   // A longer body than any limit is refused like this one.
   constexpr uint64_t kLongest = std::numeric_limits<int64_t>::max() / 16;
   const auto length = static_cast<int64_t>(std::min(request.content_length, kLongest));
-  const absl::StatusOr<int64_t> extra = handler_->ExtraBytes(length);
+  const absl::StatusOr<int64_t> extra = is_chunked_ ? 0 : handler_->ExtraBytes(length);
   if (!extra.ok()) return OnBadRead(extra.status());
   admitted_ = is_chunked_ ? SlabBytes() : length;
   is_reading_ = false;
@@ -88,11 +89,11 @@ void HttpCall::OpenSlab() {
     return;
   }
   if (!OnReadingStarted()) return;  // may have deleted this
+  if (is_whole_) return HandleBody();
   try {
     slabs_.push_back({pool_.Take(admitted_ - received_), received_});
   } catch (const std::bad_alloc&) {
-    return OnBadRead(absl::ResourceExhaustedError(
-        absl::StrCat("the system has no memory for a body of ", admitted_, " bytes")));
+    return OnBadRead(OutOfMemory(absl::StrCat("a body of ", admitted_, " bytes")));
   }
   connection_->ReadBody();  // may delete this
 }
@@ -111,6 +112,16 @@ absl::Span<uint8_t> HttpCall::BodyPlace() {
 }
 
 void HttpCall::OnBodyEnd() {
+  is_reading_ = false;
+  if (!is_chunked_) return HandleBody();
+  is_whole_ = true;
+  const absl::StatusOr<int64_t> extra = handler_->ExtraBytes(received_);
+  if (!extra.ok()) return OnBadRead(extra.status());
+  if (*extra == 0) return HandleBody();
+  OnMore(0, *extra);
+}
+
+void HttpCall::HandleBody() {
   is_reading_ = false;
   if (!OnRead(true, received_)) return;
   for (const Slab& slab : slabs_) {

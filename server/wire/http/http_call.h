@@ -23,7 +23,8 @@
 namespace rapt::http {
 
 // Reserves memory for the body before any of it is read: exactly that of a body with a length, that
-// of a slab after another of a chunked one. The response references its outputs.
+// of a slab after another of a chunked one. What the handler needs in addition is reserved with a
+// length, or after the last slab. The response references its outputs.
 //
 // Its own state belongs to the thread of the connection's loop; steps of UnaryCall that come from
 // other threads are posted there. Deletes itself when the connection has left it and the call has
@@ -61,6 +62,7 @@ class HttpCall final : public ConnectionCall, private UnaryCall, private MethodC
 
   int64_t SlabBytes();
   void OpenSlab();
+  void HandleBody();
   void Delete();
 
   EventLoop& loop_;
@@ -73,6 +75,7 @@ class HttpCall final : public ConnectionCall, private UnaryCall, private MethodC
   std::unique_ptr<BodyHandler> handler_;
 
   bool is_chunked_ = false;
+  bool is_whole_ = false;  // a chunked body has arrived
   bool is_reading_ = false;
   bool has_finished_ = false;  // Respond() or Finish() has run
   int64_t admitted_ = 0;       // bytes of the body

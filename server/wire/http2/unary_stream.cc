@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/rejection.h"
 
 namespace rapt {
 UnaryStream::UnaryStream(Connection& connection, int32_t id, const CallEnvironment& environment,
@@ -92,8 +93,7 @@ void UnaryStream::OpenBody() {
   try {
     body_ = pool_.Take(size_);
   } catch (const std::bad_alloc&) {
-    return FailReading(absl::ResourceExhaustedError(
-        absl::StrCat("the system has no memory for a message of ", size_, " bytes")));
+    return FailReading(OutOfMemory(absl::StrCat("a message of ", size_, " bytes")));
   }
   const std::string early = std::exchange(early_, {});
   early_memory_ = {};

@@ -56,14 +56,13 @@ ResponseMessage MessageOf(JsonAnswer answer, std::shared_ptr<const void> memory)
 class InferHandler final : public http::BodyHandler {
  public:
   InferHandler(const JsonInference& inference, const http::Request& request, PathValues values)
-      : inference_(inference), model_(std::move(values)), is_chunked_(request.is_chunked) {
+      : inference_(inference), model_(std::move(values)) {
     const HeaderValues lengths = request.Values(kJsonLengthHeader);
     if (!lengths.empty()) json_length_ = absl::StrJoin(lengths, ", ");
   }
 
  private:
   absl::StatusOr<int64_t> ExtraBytes(int64_t bytes) override {
-    if (is_chunked_) return 0;
     const absl::StatusOr<int64_t> json = JsonBytesOf(bytes);
     if (!json.ok()) return json.status();
     return *json * kTypedBytesPerJsonByte;
@@ -92,11 +91,6 @@ class InferHandler final : public http::BodyHandler {
   void Decode(const MessageBytes& body, int64_t json_bytes, http::MethodCall& http_call) {
     Call& call = http_call.call();
     if (call.is_over()) return http_call.End(call.CancelledOrLate());
-    // The size of a chunked body was not known when its memory was reserved.
-    if (is_chunked_) {
-      typed_memory_ =
-          call.engine().ChargeMessage(json_bytes * kTypedBytesPerJsonByte, call.caller_memory());
-    }
     absl::StatusOr<std::shared_ptr<JsonInfer>> fields = Read(body, json_bytes);
     if (!fields.ok()) return http_call.End(fields.status());
     binary_ = (*fields)->binary;
@@ -118,7 +112,6 @@ class InferHandler final : public http::BodyHandler {
   }
 
   void OnResult(Result result, http::MethodCall& call) {
-    typed_memory_ = {};
     call.call().Record(result);
     if (!result.status.ok()) return call.End(std::move(result.status));
     int64_t bytes_in_json = 0;
@@ -148,9 +141,7 @@ class InferHandler final : public http::BodyHandler {
 
   const JsonInference& inference_;
   const ModelPath model_;
-  const bool is_chunked_;
   std::optional<std::string> json_length_;
-  MessageReservation typed_memory_;
   BinaryOutputs binary_;
   InferRun run_;
 };

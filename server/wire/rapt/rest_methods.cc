@@ -76,7 +76,6 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
       : route_(route),
         target_(request.target),
         handler_(route.method.new_handler()),
-        is_chunked_(request.is_chunked),
         sends_protobuf_(!route.is_query && IsProtobuf(request, "content-type")),
         accepts_protobuf_(IsProtobuf(request, "accept")) {}
 
@@ -96,11 +95,6 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
 
   void Handle(const MessageBytes& body) {
     if (call().is_over()) return call_->End(call().CancelledOrLate());
-    // The size of a chunked body was not known when its memory was reserved.
-    if (is_chunked_) {
-      message_memory_ = call().engine().ChargeMessage(body.size * kMessageBytesPerJsonByte,
-                                                      call().caller_memory());
-    }
     absl::StatusOr<std::string> message =
         UnlessOutOfMemory("the request's JSON", [&] { return Translate(body); });
     if (!message.ok()) return call_->End(message.status());
@@ -112,9 +106,6 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
   }
 
   absl::StatusOr<std::string> Translate(const MessageBytes& body) const {
-    if (body.size > route_.max_json_bytes) {  // of a chunked body
-      return RequestHasTooMuchJson(body.size, route_.max_json_bytes);
-    }
     if (route_.is_query && body.size > 0) {
       return absl::InvalidArgumentError(
           "the request has a body; its fields must be parameters of the query");
@@ -142,7 +133,6 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
         UnlessOutOfMemory("the answer's JSON", [&] { return Translate(std::move(response)); });
     if (!json.ok()) return call_->End(json.status());
     message_ = {};
-    message_memory_ = {};
     call_->Respond({}, *std::move(json));
   }
 
@@ -165,11 +155,9 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
   const Route& route_;
   const std::string target_;
   const std::unique_ptr<MessageHandler> handler_;
-  const bool is_chunked_;
   const bool sends_protobuf_;
   const bool accepts_protobuf_;
   http::MethodCall* call_ = nullptr;
-  MessageReservation message_memory_;
   std::string message_;
   ByteSlice slice_ = {};
 };

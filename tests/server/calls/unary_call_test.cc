@@ -42,8 +42,9 @@ class FakeCall final : public UnaryCall {
   using UnaryCall::OnMore;
   using UnaryCall::OnRead;
   using UnaryCall::OnSize;
-  FakeCall(const CallEnvironment& environment, const CallObserver& observe)
-      : UnaryCall(environment, observe) {}
+  FakeCall(const CallEnvironment& environment, const CallObserver& observe,
+           MethodTraits traits = {})
+      : UnaryCall(environment, observe, traits) {}
 
   // Runs before the read starts.
   void set_before_reading(std::function<void()> run) { before_reading_ = std::move(run); }
@@ -183,6 +184,34 @@ TEST_F(UnaryCallTest, ExtraMemoryIsNoPartOfTheMessage) {
   call.End(absl::OkStatus());
   EXPECT_EQ(Close().received_bytes, kMaxMessageBytes);
   EXPECT_EQ(message_memory(), 0);
+}
+
+// The size of a chunked body says how much its handler needs.
+TEST_F(UnaryCallTest, ExtraMemoryMayFollowTheMessage) {
+  FakeCall& call = NewCall(Headers());
+  call.OnSize(kMaxMessageBytes);
+  call.OnMore(0, 500);
+  EXPECT_TRUE(call.is_reading());
+  EXPECT_EQ(message_memory(), kMaxMessageBytes + 500);
+  EXPECT_TRUE(call.OnRead(true, 1200));
+  call.End(absl::OkStatus());
+  EXPECT_EQ(Close().received_bytes, 1200);
+  EXPECT_EQ(message_memory(), 0);
+}
+
+TEST_F(UnaryCallTest, ASmallResponseIsChargedUntilTheCallIsClosed) {
+  for (const bool is_small : {true, false}) {
+    call_ = std::make_unique<FakeCall>(environment_, observe_,
+                                       MethodTraits{.carries_tensors = !is_small});
+    call_->OnHeaders(Headers());
+    call_->OnSize(100);
+    EXPECT_TRUE(call_->OnRead(true));
+    call_->BeginResponse(5000);
+    EXPECT_EQ(message_memory(), is_small ? 5000 : 0);
+    Close();
+    EXPECT_EQ(message_memory(), 0);
+    reports_.clear();
+  }
 }
 
 TEST_F(UnaryCallTest, IsOpenFromItsHeadersUntilItIsClosed) {

@@ -216,6 +216,22 @@ TEST(SharedMemoryTest, ABackendMayOpenCudaMemory) {
   EXPECT_EQ(memory.Find({"d", 0, 1}).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(SharedMemoryTest, BoundsTheRegionsOfDevicesToo) {
+  SharedMemory::Options options = Allowed();
+  options.open_cuda = [](absl::string_view, int64_t,
+                         int64_t) -> absl::StatusOr<std::shared_ptr<const DeviceMemory>> {
+    return std::make_shared<test::FakeDeviceMemory>(64);
+  };
+  SharedMemory memory(options);
+  const auto add = [&](size_t n) { return memory.RegisterCuda(absl::StrCat(n), "handle", 0, 64); };
+  for (size_t n = 0; n < SharedMemory::kMaxRegions; ++n) ASSERT_TRUE(add(n).ok()) << n;
+  const absl::Status status = add(SharedMemory::kMaxRegions);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("1024 regions are registered"));
+  ASSERT_TRUE(memory.Unregister(Kind::kCuda, "0").ok());
+  EXPECT_TRUE(add(SharedMemory::kMaxRegions).ok());
+}
+
 TEST(SharedMemoryTest, WithoutACudaBackendRegistrationIsUnimplementedButUnregisteringWorks) {
   SharedMemory memory(Allowed());
   EXPECT_FALSE(memory.takes_cuda());
