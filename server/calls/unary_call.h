@@ -79,7 +79,7 @@ class UnaryCall {
   Call call_;
   std::atomic<Phase> phase_{Phase::kAdmitting};
   Instant admission_began_;
-  int64_t message_bytes_ = 0;  // that were announced
+  int64_t message_bytes_ = 0;           // that were announced
   MessageReservation response_memory_;  // of a small call
   bool message_lost_ = false;
   absl::Status status_;

@@ -79,6 +79,14 @@ void ConnectionCounts::Leave(const PeerNetwork& network) {
   if (--own->second == 0) by_network_.erase(own);
 }
 
+bool ConnectionCounts::Replace(const PeerNetwork& leaving, const PeerNetwork& arriving) {
+  if (leaving != arriving && IsAtLimit(arriving)) return false;
+  Leave(leaving);
+  ++count_;
+  ++by_network_[arriving];
+  return true;
+}
+
 bool SharedConnectionCounts::Enter(const PeerNetwork& network) {
   MutexLock lock(mutex_);
   const bool has_entered = counts_.Enter(network);
@@ -102,9 +110,9 @@ void SharedConnectionCounts::Leave(const PeerNetwork& network) {
   counts_.Leave(network);
 }
 
-bool SharedConnectionCounts::IsAtLimit(const PeerNetwork& network) const {
+bool SharedConnectionCounts::Replace(const PeerNetwork& leaving, const PeerNetwork& arriving) {
   MutexLock lock(mutex_);
-  return counts_.IsAtLimit(network);
+  return counts_.Replace(leaving, arriving);
 }
 
 int64_t SharedConnectionCounts::count() const {

@@ -34,6 +34,9 @@ class ConnectionCounts {
   bool Enter(const PeerNetwork& network);
   // REQUIRES: a connection of this network has entered and not left.
   void Leave(const PeerNetwork& network);
+  // Counts a new connection of `arriving` in place of one of `leaving`. Returns false, and changes
+  // nothing, if `arriving` would have more than it may have. REQUIRES: as Leave().
+  bool Replace(const PeerNetwork& leaving, const PeerNetwork& arriving);
 
   int64_t count() const { return count_; }
   bool IsFull() const { return count_ >= total_; }
@@ -63,8 +66,8 @@ class SharedConnectionCounts {
   Entrance TryEnter(const PeerNetwork& network);
   void Refuse();
   void Leave(const PeerNetwork& network);
+  bool Replace(const PeerNetwork& leaving, const PeerNetwork& arriving);
 
-  bool IsAtLimit(const PeerNetwork& network) const;
   int64_t count() const;
   int64_t refused() const;
 

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <exception>
 #include <future>
-#include <optional>
+#include <iterator>
+#include <limits>
+#include <list>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -57,15 +59,26 @@ class Server::Wire final : public ConnectionOwner {
     for (const auto& connection : all) (connection.get()->*function)();
   }
 
+  // The number of the wait of the connection that has waited longest for a request; kNone: none
+  // waits. Thread-safe.
+  int64_t longest_wait() const { return longest_wait_.load(std::memory_order_relaxed); }
+
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+
  private:
   using Entrance = SharedConnectionCounts::Entrance;
 
   struct Entry {
-    PeerNetwork network;
-    int64_t wait;  // its number; 0 during a call
-    LiveCount& live;
-    LiveCount::Place live_place{live};
+    Entry(Connection* connection, const PeerNetwork& network, LiveCount& live)
+        : connection(connection), network(network), live_place(live) {}
+
+    Connection* const connection;
+    const PeerNetwork network;
+    const LiveCount::Place live_place;
+    int64_t wait = kNone;  // its number; kNone during a call
+    bool is_counted = true;
   };
+  using Entries = std::list<Entry>;
 
   template <typename Function>
   void Assign(Function open) {
@@ -79,31 +92,46 @@ class Server::Wire final : public ConnectionOwner {
     const PeerNetwork network = NetworkOf(peer);
     const Entrance entrance = server_.counts_.TryEnter(network);
     if (entrance == Entrance::kEntered) return Begin(std::move(socket), peer, network);
-    const std::optional<Wait> replaced =
-        entrance == Entrance::kFull ? server_.TakeLongestWait(network) : std::nullopt;
-    if (!replaced.has_value()) return server_.counts_.Refuse();
-    Wire& wire = *replaced->wire;
-    wire.Assign([&wire, peer, wait = *replaced, socket = std::move(socket)]() mutable {
-      wire.Replace(wait, std::move(socket), peer);
-    });
+    Wire* const wire = entrance == Entrance::kFull ? server_.LongestWaiting() : nullptr;
+    if (wire == nullptr) return server_.counts_.Refuse();
+    if (wire != this) return wire->Assign(std::move(socket), peer);
+    if (!CloseLongestWaiting(network)) return server_.counts_.Refuse();
+    Begin(std::move(socket), peer, network);
   }
 
+  // Closes the connection that has waited longest, whose place then belongs to a new one of the
+  // network. The counts change at once, so that no third connection takes the place. Returns false,
+  // and closes none, if the network is at its limit. REQUIRES: a connection of this thread waits.
+  bool CloseLongestWaiting(const PeerNetwork& network) {
+    Entry& longest = waiting_.front();
+    if (!server_.counts_.Replace(longest.network, network)) return false;
+    longest.is_counted = false;
+    longest.connection->Close();
+    return true;
+  }
+
+  // The connection is counted.
   void Begin(Descriptor socket, const sockaddr_storage& peer, const PeerNetwork& network) {
     const auto connection =
         std::make_shared<Connection>(loop_, NewSocket(std::move(socket)), PeerNameOf(peer), *this);
-    const int64_t wait = server_.BeginWait({this, connection.get(), network});
-    // Clang 14 can't initialize an aggregate by std::make_unique.
-    open_.emplace(connection.get(),  // NOLINTNEXTLINE(modernize-make-unique)
-                  std::unique_ptr<Entry>(new Entry{network, wait, server_.live_}));
+    called_.emplace_back(connection.get(), network, server_.live_);
+    const auto entry = std::prev(called_.end());
+    open_.emplace(connection.get(), entry);
+    BeginWait(entry);
     ++assigned_;
     connection->Start(network);
   }
 
-  // The connection that waited may have begun a call meanwhile. Open() then looks for another one.
-  void Replace(const Wait& wait, Descriptor socket, const sockaddr_storage& peer) {
-    const auto found = open_.find(wait.connection);
-    if (found != open_.end() && found->second->wait == wait.number) wait.connection->Close();
-    Open(std::move(socket), peer);
+  // Begins the wait of a connection, or begins it again.
+  void BeginWait(Entries::iterator entry) {
+    waiting_.splice(waiting_.end(), entry->wait == kNone ? called_ : waiting_, entry);
+    entry->wait = server_.next_wait_.fetch_add(1, std::memory_order_relaxed);
+    PublishLongestWait();
+  }
+
+  void PublishLongestWait() {
+    const int64_t longest = waiting_.empty() ? kNone : waiting_.front().wait;
+    longest_wait_.store(longest, std::memory_order_relaxed);
   }
 
   const ConnectionSettings& settings() const override { return server_.settings_.connection; }
@@ -117,21 +145,22 @@ class Server::Wire final : public ConnectionOwner {
   }
 
   void OnCall(Connection& connection) override {
-    server_.EndWait(std::exchange(open_.at(&connection)->wait, 0));
+    const auto entry = open_.at(&connection);
+    called_.splice(called_.end(), waiting_, entry);
+    entry->wait = kNone;
+    PublishLongestWait();
   }
 
-  void OnResponded(Connection& connection) override {
-    OnCall(connection);
-    Entry& entry = *open_.at(&connection);
-    entry.wait = server_.BeginWait({this, &connection, entry.network});
-  }
+  void OnResponded(Connection& connection) override { BeginWait(open_.at(&connection)); }
 
   void OnClosed(Connection& connection) override {
-    OnCall(connection);
     const auto found = open_.find(&connection);
-    server_.counts_.Leave(found->second->network);
-    --assigned_;
+    const auto entry = found->second;
+    if (entry->is_counted) server_.counts_.Leave(entry->network);
     open_.erase(found);
+    (entry->wait == kNone ? called_ : waiting_).erase(entry);
+    PublishLongestWait();
+    --assigned_;
   }
 
   std::unique_ptr<Socket> NewSocket(Descriptor socket) const {
@@ -143,7 +172,10 @@ class Server::Wire final : public ConnectionOwner {
   EventLoop loop_;
   Server& server_;
   std::atomic<int64_t> assigned_{0};
-  absl::flat_hash_map<Connection*, std::unique_ptr<Entry>> open_;
+  std::atomic<int64_t> longest_wait_{kNone};
+  Entries waiting_;  // for a request, the longest first
+  Entries called_;   // with a call
+  absl::flat_hash_map<Connection*, Entries::iterator> open_;
 };
 
 Server::Server(ServerSettings settings, Serve serve, const Clock& clock, const CallServices* calls,
@@ -188,26 +220,12 @@ void Server::Open(Descriptor socket, const sockaddr_storage& peer) {
   wire->Assign(std::move(socket), peer);
 }
 
-int64_t Server::BeginWait(Wait wait) {
-  MutexLock lock(mutex_);
-  wait.number = next_wait_++;
-  waits_.emplace_hint(waits_.end(), wait.number, wait);
-  return wait.number;
-}
-
-void Server::EndWait(int64_t number) {
-  MutexLock lock(mutex_);
-  waits_.erase(number);
-}
-
-std::optional<Server::Wait> Server::TakeLongestWait(const PeerNetwork& network) {
-  const bool only_own = counts_.IsAtLimit(network);
-  MutexLock lock(mutex_);
-  if (waits_.empty()) return std::nullopt;
-  const Wait longest = waits_.begin()->second;
-  if (only_own && longest.network != network) return std::nullopt;
-  waits_.erase(waits_.begin());
-  return longest;
+Server::Wire* Server::LongestWaiting() const {
+  const auto has_longer = [](const auto& a, const auto& b) {
+    return a->longest_wait() < b->longest_wait();
+  };
+  Wire* const wire = std::min_element(wires_.begin(), wires_.end(), has_longer)->get();
+  return wire->longest_wait() == Wire::kNone ? nullptr : wire;
 }
 
 void Server::Post(EventLoop::Task task) {

@@ -7,18 +7,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "base/buffer_pool.h"
 #include "base/clock.h"
 #include "base/metric_sink.h"
-#include "base/mutex.h"
 #include "server/calls/call.h"
 #include "server/wire/acceptor.h"
 #include "server/wire/connection_counts.h"
@@ -87,24 +83,12 @@ class Server {
  private:
   class Wire;
 
-  // A connection without a call.
-  struct Wait {
-    Wire* wire;
-    Connection* connection;
-    PeerNetwork network;
-    int64_t number = 0;
-  };
-
   Server(ServerSettings settings, Serve serve, const Clock& clock, const CallServices* calls,
          ListeningSockets listening);
   void Open(Descriptor socket, const sockaddr_storage& peer);
-  // Returns the number of the wait.
-  int64_t BeginWait(Wait wait);
-  // Does nothing if the wait has ended or was taken.
-  void EndWait(int64_t number);
-  // Takes the longest wait, in whose place a new connection of the network may open. None: there is
-  // no such wait.
-  std::optional<Wait> TakeLongestWait(const PeerNetwork& network);
+  // Returns the thread of the connection that has waited longest for a request, or null if none
+  // waits.
+  Wire* LongestWaiting() const;
   void OnEveryConnection(void (Connection::*function)());
 
   const ServerSettings settings_;
@@ -114,11 +98,8 @@ class Server {
   std::atomic<bool> is_draining_{false};
   std::atomic<bool> is_stopping_{false};  // no connection opens
   SharedConnectionCounts counts_;
-  LiveCount live_;  // calls and connections
-
-  Mutex mutex_;
-  std::map<int64_t, Wait> waits_ ABSL_GUARDED_BY(mutex_);  // of all threads, the longest first
-  int64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 1;
+  LiveCount live_;                     // calls and connections
+  std::atomic<int64_t> next_wait_{0};  // numbers the waits of connections for requests
 
   std::vector<std::unique_ptr<Wire>> wires_;
   std::vector<std::shared_ptr<Acceptor>> acceptors_;

@@ -47,6 +47,18 @@ TEST(ConnectionCountsTest, BoundsTheTotalAndEachNetwork) {
   EXPECT_EQ(counts.count(), 5);
 }
 
+TEST(ConnectionCountsTest, ANewConnectionMayReplaceAnother) {
+  ConnectionCounts counts(/*total=*/3, /*per_network=*/2);
+  const PeerNetwork a = Network("10.0.0.1"), b = Network("10.0.0.2");
+  for (const PeerNetwork& network : {a, b, b}) ASSERT_TRUE(counts.Enter(network));
+  EXPECT_FALSE(counts.Replace(a, b)) << "it would have three";
+  EXPECT_TRUE(counts.Replace(b, b));
+  EXPECT_TRUE(counts.Replace(b, a));
+  EXPECT_TRUE(counts.IsAtLimit(a));
+  EXPECT_FALSE(counts.IsAtLimit(b));
+  EXPECT_EQ(counts.count(), 3);
+}
+
 TEST(ConnectionCountsTest, ANetworkMayHaveAQuarterByDefault) {
   for (const auto& [total, allowed] : {std::pair(16, 4), std::pair(3, 1)}) {
     ConnectionCounts counts(total, 0);

@@ -521,6 +521,37 @@ TEST_F(HttpServerLimitTest, ABurstReplacesTheLongestWaits) {
   for (size_t n = 0; n < kConnections; ++n) EXPECT_EQ(clients[n]->CountUntilClosed(), 0u) << n;
 }
 
+// New connections of an address that may have one more: none but the one that gets the place closes
+// a connection of another address, whichever threads open them.
+TEST_F(HttpServerLimitTest, ABurstOfAnAddressTakesOnePlaceOfOthers) {
+  constexpr int kThreads = 4, kOthers = 6, kOwn = 2, kRounds = 40;
+  for (int round = 0; round < kRounds; ++round) {
+    Start(kThreads, kOthers + kOwn, kOwn + 1);
+    std::vector<std::unique_ptr<Client>> others, own;
+    for (int n = 0; n < kOthers; ++n) {
+      others.push_back(std::make_unique<Client>(address_, absl::StrCat("127.0.0.", 2 + n)));
+      ExpectResponse(*others.back(), n);
+    }
+    for (int n = 0; n < kOwn; ++n) {
+      own.push_back(std::make_unique<Client>(address_));
+      ExpectResponse(*own.back(), n);
+    }
+    ExpectResponse(*others[0], 0);  // the longest wait is not on the thread that accepts
+    std::latch connected(1);
+    for (int n = 0; n < kThreads; ++n) server_->Post([&connected] { connected.wait(); });
+    for (int n = 0; n < 4 * kThreads; ++n) own.push_back(std::make_unique<Client>(address_));
+    connected.count_down();
+    // Closed unless it has the place.
+    for (size_t n = kOwn; n < own.size(); ++n) {
+      own[n]->Send(kGet);
+      own[n]->ReadUntil("GET /echo\n");
+    }
+    WaitForTurns(kThreads);
+    const auto is_open = [](const auto& client) { return client->IsOpen(); };
+    EXPECT_EQ(std::count_if(others.begin(), others.end(), is_open), kOthers - 1) << round;
+  }
+}
+
 class SingleServerTest : public HttpServerTest {
  protected:
   SingleServerTest() : HttpServerTest({.patience = seconds(60)}, 1) {}
