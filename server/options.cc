@@ -84,6 +84,8 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"http_allow_origin", &o.http.allow_origin,
        "origins of web pages that may call --http_address, separated by commas: "
        "https://example.org; empty: none"},
+      {"explorer", &o.http.explorer,
+       "serve the explorer, a web page that shows what attention does, at / of --http_address"},
       {"max_connections", &o.grpc.max_connections,
        "connections to --grpc_address that may be open at once; further ones are closed; as many "
        "to --http_address, where they replace idle ones",

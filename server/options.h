@@ -40,6 +40,7 @@ struct HttpOptions {
   std::string address = "127.0.0.1:8000";  // "host:port", port 0: a free one; empty: none
   int64_t max_json_bytes = int64_t{8} << 20;
   std::string allow_origin;  // separated by commas; empty: none
+  bool explorer = true;
 };
 
 // The files are paths; empty: TLS, client certificates or tokens are not used.

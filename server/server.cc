@@ -44,6 +44,7 @@
 #include "server/wire/connection_counts.h"
 #include "server/wire/health_status.h"
 #include "server/wire/health_watch.h"
+#include "server/wire/http/explorer.h"
 #include "server/wire/http/openapi.h"
 #include "server/wire/http/probes.h"
 #include "server/wire/http/router.h"
@@ -458,6 +459,7 @@ absl::Status ServerImpl::ServeRest() {
   if (options_.http.address.empty()) return absl::OkStatus();
   http::Router router;
   http::AddOpenApi(router);
+  if (options_.http.explorer) http::AddExplorer(router);
   oip::AddRestMethods(
       json_inference_, [this](absl::string_view method) { return Observe(method); }, router);
   native::AddRestMethods(

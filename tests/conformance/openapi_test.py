@@ -24,6 +24,7 @@ REGION = pathlib.Path("/dev/shm/rapt-openapi-example")
 def server():
     with RaptServer(
         "--allow_shared_memory",
+        "--explorer=false",
         "--kv_cache_bytes=67108864",
         "--cudnn_memory_bytes=67108864",
         "--cudnn_min_flops=10000000000",

@@ -420,7 +420,7 @@ bool Connection::ReadData() {
 std::string Connection::HeadOf(int status, absl::string_view content_type,
                                absl::Span<const Header> headers, int64_t body_bytes) const {
   std::string head = absl::StrCat("HTTP/1.1 ", status, " ", ReasonOf(status), "\r\n");
-  if (status != 204) {
+  if (status != 204 && status != 304) {
     absl::StrAppend(&head, "Content-Type: ", content_type, "\r\nContent-Length: ", body_bytes,
                     "\r\n");
   }

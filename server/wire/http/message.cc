@@ -90,6 +90,8 @@ absl::string_view ReasonOf(int status) {
       return "OK";
     case 204:
       return "No Content";
+    case 304:
+      return "Not Modified";
     case 400:
       return "Bad Request";
     case 401:

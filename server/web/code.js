@@ -1,0 +1,140 @@
+// A call as code that gives the same numbers: Python, C++, curl.
+import {serverUrl} from './server.js';
+import {sizeOf} from './tensor.js';
+
+const MOST_NUMBERS = 4000;  // in code; beyond, Python reads files
+
+/** The shortest decimals that are this FP32 number. */
+function decimals(value) {
+  if (!Number.isFinite(value)) return String(value);
+  for (let digits = 1; digits < 9; ++digits) {
+    const text = Number(value.toPrecision(digits));
+    if (Math.fround(text) === Math.fround(value)) return String(text);
+  }
+  return String(Math.fround(value));
+}
+
+/** Nested brackets around the numbers of a tensor. */
+function nested({shape, values}, write, [open, close], indent) {
+  const level = (axis, first) => {
+    const below = sizeOf(shape.slice(axis + 1));
+    const parts = Array.from({length: shape[axis]}, (_, n) =>
+      axis === shape.length - 1 ? write(values[first + n]) : level(axis + 1, first + n * below));
+    const isRow = axis === shape.length - 1;
+    return open + parts.join(isRow ? ', ' : `,\n${' '.repeat(indent + axis + 1)}`) + close;
+  };
+  return level(0, 0);
+}
+
+const same = (a, b) => a.values === b.values && a.datatype === b.datatype;
+
+export const isLong = (call) => Object.values(call.inputs).reduce((sum, t) => sum + sizeOf(t.shape), 0) > MOST_NUMBERS;
+
+// --- Python --------------------------------------------------------------------------------------
+
+const NUMPY = {FP32: 'np.float32', FP16: 'np.float16', FP64: 'np.float64', BF16: 'ml_dtypes.bfloat16', BOOL: 'bool'};
+const PYTHON_NAMES = {Q: 'q', K: 'k', V: 'v', attn_mask: 'mask', head_sink: 'head_sink', block_mask: 'block_mask'};
+
+function pythonArray(target, t) {
+  const write = t.datatype === 'BOOL' ? (x) => (x ? 'True' : 'False') : (x) => decimals(x).replace('Infinity', 'np.inf').replace('NaN', 'np.nan');
+  const start = `${target} = np.array(`;
+  return `${start}${nested(t, write, '[]', start.length)}, ${NUMPY[t.datatype]})`;
+}
+
+function pythonOptions({inputs, parameters: p, isBottomRight}) {
+  const options = [];
+  const add = (name, value) => options.push(`${name}=${value}`);
+  for (const name of Object.keys(inputs).slice(3)) add(PYTHON_NAMES[name], PYTHON_NAMES[name]);
+  if (p.is_causal) add('causal', 'True');
+  if ('left_window_size' in p || 'right_window_size' in p) add('window', `(${p.left_window_size ?? 'None'}, ${p.right_window_size ?? 'None'})`);
+  if (isBottomRight) add('alignment', '"bottom_right"');
+  for (const name of ['scale', 'softcap', 'alpha', 'block_q', 'block_k']) if (name in p) add(name, p[name]);
+  if (p.alibi) add('alibi', 'True');
+  if (p.normalizer) add('normalizer', `"${p.normalizer}"`);
+  return options.map((option) => `, ${option}`).join('');
+}
+
+/** @param {import('./call.js').Call} call */
+export function pythonOf(call) {
+  const {inputs} = call;
+  const lines = ['import numpy as np'];
+  if (inputs.Q.datatype === 'BF16') lines.unshift('import ml_dtypes');
+  lines.push('import rapt', '');
+  if (isLong(call)) {
+    lines.push('# Save the arrays with the button “Inputs”.');
+    for (const [name, t] of Object.entries(inputs)) {
+      lines.push(`${PYTHON_NAMES[name]} = np.load("${PYTHON_NAMES[name]}.npy")${t.datatype === 'BF16' ? '.astype(ml_dtypes.bfloat16)' : ''}`);
+    }
+  } else {
+    const isSelf = same(inputs.K, inputs.V);
+    for (const [name, t] of Object.entries(inputs)) {
+      if (name === 'V' && isSelf) continue;
+      lines.push(pythonArray(name === 'K' && isSelf ? 'k = v' : PYTHON_NAMES[name], t));
+    }
+  }
+  lines.push('', `with rapt.Client("${serverUrl}") as client:`,
+    `    result = client.attend(q, k, v, scores="weights"${pythonOptions(call)})`,
+    'print(result.scores.round(3))  # [batch, head, query, key]');
+  return lines.join('\n');
+}
+
+// --- C++ -----------------------------------------------------------------------------------------
+
+const CPP_NAMES = {...PYTHON_NAMES};
+const NORMALIZERS = {sparsemax: 'kSparsemax', entmax15: 'kEntmax15', entmax: 'kEntmax'};
+
+function cppFields({inputs, parameters: p, isBottomRight}) {
+  const fields = Object.keys(inputs).map((name) => `.${CPP_NAMES[name]} = ${CPP_NAMES[name]}_view`);
+  if (p.scale !== undefined) fields.push(`.scale = ${p.scale}`);
+  if (p.softcap) fields.push(`.softcap = ${p.softcap}`);
+  if (p.is_causal) fields.push('.causal = true');
+  if (isBottomRight) fields.push('.alignment = rapt::client::Alignment::kBottomRight');
+  const sides = ['left', 'right'].filter((side) => `${side}_window_size` in p).map((side) => `.${side} = ${p[`${side}_window_size`]}`);
+  if (sides.length) fields.push(`.window = {${sides.join(', ')}}`);
+  if (p.alibi) fields.push('.alibi = true');
+  if (p.normalizer) fields.push(`.normalizer = rapt::client::Normalizer::${NORMALIZERS[p.normalizer]}`);
+  for (const name of ['alpha', 'block_q', 'block_k']) if (name in p) fields.push(`.${name} = ${p[name]}`);
+  fields.push('.score_output = rapt::client::ScoreOutput::kWeights');
+  return fields.join(',\n                          ');
+}
+
+export function cppOf(call) {
+  if (isLong(call)) return '// The arrays are too long for code. The program rapt reads files:\n// rapt attend --q q.npy --k k.npy --v v.npy --weights weights.npy -o y.npy';
+  if (call.inputs.Q.datatype !== 'FP32') return '// This code is written for FP32: choose the type FP32.';
+  const arrays = Object.entries(call.inputs).map(([name, t]) => {
+    const type = t.datatype === 'BOOL' ? 'bool' : 'float';
+    const numbers = Array.from(t.values, (x) => (type === 'bool' ? (x ? 'true' : 'false') : decimals(x))).join(', ');
+    const variable = CPP_NAMES[name];
+    return `  const ${type} ${variable}[] = {${numbers}};\n  const auto ${variable}_view = rapt::client::View<${type}>({${t.shape.join(', ')}}, ${variable});`;
+  });
+  return `#include <cstdio>
+
+#include "rapt/client.h"
+
+int main() {
+  const auto client = rapt::client::Client::Connect("127.0.0.1:8001");
+  if (!client.ok()) return 1;
+${arrays.join('\n')}
+  const auto result = (*client)->Attend(
+      rapt::client::AttendCall{${cppFields(call)}});
+  if (!result.ok()) return 1;
+  for (float weight : result->scores->values<float>()) std::printf("%.3f\\n", weight);
+}`;
+}
+
+// --- curl ----------------------------------------------------------------------------------------
+
+export function curlOf(call) {
+  if (isLong(call)) return '# The arrays are too long for a command line. Use Python.';
+  if (call.isBottomRight) return '# The alignment at the end is in rapt.v1 and Python, not in the Open Inference Protocol. Use Python.';
+  const write = (x) => (Number.isFinite(x) ? decimals(x) : `"${decimals(x)}"`);
+  const inputs = Object.entries(call.inputs).map(([name, t]) => {
+    const data = Array.from(t.values, t.datatype === 'BOOL' ? String : write).join(', ');
+    return `  {"name": "${name}", "datatype": "${t.datatype}", "shape": [${t.shape.join(', ')}],\n   "data": [${data}]}`;
+  });
+  const parameters = JSON.stringify({...call.parameters, qk_matmul_output_mode: 3});
+  return `curl -s ${serverUrl}/v2/models/attention/infer -d '{"inputs": [
+${inputs.join(',\n')}],
+ "outputs": [{"name": "qk_matmul_output"}],
+ "parameters": ${parameters}}'`;
+}

@@ -1,0 +1,257 @@
+// <rapt-heat-map>: a matrix on a canvas, under a grid of cells that the keyboard walks and a screen reader reads.
+import {numberIn, paint} from './matrix.js';
+import {el, show, table} from './text.js';
+
+const MOST_CELLS = 1600;  // of a larger matrix, the grid has only the cell that has the focus
+const LABELS_FROM = 13;   // pixels of a cell
+const LARGEST = 68, SMALLEST_FOR_KEYS = 8;
+const DECIMALS = 3;
+const MOVES = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
+
+/**
+ * Events: `choose` {row, column} when a cell gets the focus or the pointer's press; `paintcell` {row, column} for Space
+ * and for dragging while `paints` is set.
+ */
+export class HeatMap extends HTMLElement {
+  /** @type {import('./matrix.js').Matrix} */
+  #matrix;
+  #cell = 0;
+  #row = 0;
+  #column = 0;
+  #isTable = false;
+  paints = false;
+
+  constructor() {
+    super();
+    this.#canvas.setAttribute('aria-hidden', 'true');
+    this.#observer = new ResizeObserver(() => this.#fit());
+  }
+
+  #observer;
+  #canvas = el('canvas');
+  #grid = el('div', {role: 'grid', className: 'cells'});
+  #columnLabels = el('div', {className: 'column-labels', 'aria-hidden': 'true'});
+  #rowLabels = el('div', {className: 'row-labels', 'aria-hidden': 'true'});
+  #marker = el('div', {className: 'row-marker', 'aria-hidden': 'true'});
+  #readout = el('p', {className: 'readout'});
+  #plot = el('div', {className: 'plot'});
+  #table = el('div', {className: 'scroll', tabIndex: 0, role: 'region'});
+
+  connectedCallback() {
+    if (this.#plot.isConnected) return;
+    this.#plot.append(this.#columnLabels, this.#rowLabels, el('div', {className: 'matrix'}, this.#canvas, this.#marker, this.#grid));
+    this.append(this.#plot, this.#table, this.#readout);
+    this.#grid.addEventListener('keydown', (event) => this.#onKey(event));
+    this.#grid.addEventListener('pointermove', (event) => this.#onPointer(event, event.buttons === 1));
+    this.#grid.addEventListener('pointerdown', (event) => this.#onPress(event));
+    this.#grid.addEventListener('focusin', ({target}) => this.#choose(target));
+    this.#observer.observe(this);
+  }
+
+  disconnectedCallback() {
+    this.#observer.disconnect();
+  }
+
+  get matrix() { return this.#matrix; }
+
+  /**
+   * @param {import('./matrix.js').Matrix} matrix
+   * @param {{name: string, verb?: string, isTable?: boolean}} options `verb`: "the" VERB "cat" 0.31
+   */
+  show(matrix, {name, verb = 'attends to', isTable = false}) {
+    this.#matrix = matrix;
+    this.#isTable = isTable;
+    this.verb = verb;
+    this.#grid.setAttribute('aria-label', name);
+    this.#table.setAttribute('aria-label', `${name}, as a table`);
+    this.#row = Math.min(this.#row, matrix.rows - 1);
+    this.#column = Math.min(this.#column, matrix.columns - 1);
+    this.#plot.hidden = isTable;
+    this.#table.hidden = !isTable;
+    if (isTable) this.#showTable(name);
+    else this.#fit(true);
+    this.#say(this.#row, this.#column);
+  }
+
+  /** Marks the row of a query. */
+  mark(row) {
+    this.#row = Math.min(row, (this.#matrix?.rows ?? 1) - 1);
+    this.#placeMarker();
+  }
+
+  #textOf(row, column) {
+    const {columns, values, hidden, rowLabels, columnLabels} = this.#matrix;
+    const at = row * columns + column;
+    const isHidden = hidden?.[at] ? 'masked, ' : '';
+    return `${rowLabels[row]} ${this.verb} ${columnLabels[column]}: ${isHidden}${show(values[at], DECIMALS)}`;
+  }
+
+  #say(row, column) {
+    this.#readout.textContent = this.#textOf(row, column);
+  }
+
+  // --- Layout ---
+
+  #fit(isNew = false) {
+    const matrix = this.#matrix;
+    if (!matrix || this.#isTable || this.clientWidth === 0) return;
+    const labelWidth = this.#measureLabels();
+    const room = this.clientWidth - labelWidth - 12;
+    let cell = Math.min(LARGEST, room / matrix.columns, Math.max(this.clientWidth, 480) / matrix.rows);
+    if (cell >= 2) cell = Math.floor(cell);
+    if (cell === this.#cell && !isNew) return;
+    this.#cell = cell;
+    paint(this.#canvas, matrix, cell);
+    this.#placeLabels(cell);
+    this.#placeCells(cell);
+    this.#placeMarker();
+  }
+
+  #measureLabels() {
+    const longest = Math.max(...this.#matrix.rowLabels.map((label) => label.length));
+    return Math.min(longest * 8.5 + 10, 120);
+  }
+
+  #placeLabels(cell) {
+    const {rowLabels, columnLabels} = this.#matrix;
+    const areShown = cell >= LABELS_FROM;
+    const isUpright = Math.max(...columnLabels.map((label) => label.length)) * 8.5 > cell;
+    const fill = (box, labels, track) => {
+      box.replaceChildren(...(areShown ? labels : []).map((label) => el('span', {title: label}, label)));
+      box.style[track] = `repeat(${labels.length}, ${cell}px)`;
+    };
+    fill(this.#columnLabels, columnLabels, 'gridTemplateColumns');
+    fill(this.#rowLabels, rowLabels, 'gridTemplateRows');
+    this.#columnLabels.classList.toggle('upright', isUpright);
+    this.#plot.style.fontSize = `${Math.min(14, Math.max(10, cell * 0.8))}px`;
+  }
+
+  #placeCells(cell) {
+    const {rows, columns} = this.#matrix;
+    const hadFocus = this.#grid.contains(document.activeElement);
+    const isWhole = rows * columns <= MOST_CELLS;
+    this.#grid.setAttribute('aria-rowcount', rows);
+    this.#grid.setAttribute('aria-colcount', columns);
+    this.#grid.style.gridTemplateColumns = isWhole ? `repeat(${columns}, ${cell}px)` : '';
+    this.#grid.style.gridAutoRows = isWhole ? `${cell}px` : '';
+    this.#grid.classList.toggle('whole', isWhole);
+    const range = (count, first) => Array.from({length: isWhole ? count : 1}, (_, n) => (isWhole ? n : first));
+    this.#grid.replaceChildren(...range(rows, this.#row).map((row) =>
+      el('div', {role: 'row', 'aria-rowindex': row + 1}, ...range(columns, this.#column).map((column) => this.#makeCell(row, column)))));
+    if (hadFocus) this.#cellAt(this.#row, this.#column).focus({preventScroll: true});
+  }
+
+  #makeCell(row, column) {
+    const {text, ink} = numberIn(this.#matrix, row * this.#matrix.columns + column, this.#cell);
+    const isCurrent = row === this.#row && column === this.#column;
+    const cell = el('div', {
+      role: 'gridcell', tabIndex: isCurrent ? 0 : -1, 'aria-colindex': column + 1, 'aria-label': this.#textOf(row, column),
+    }, text);
+    cell.style.color = ink;
+    if (!this.#grid.classList.contains('whole')) this.#place(cell, row, column);
+    return cell;
+  }
+
+  #place(cell, row, column) {
+    const size = Math.max(this.#cell, SMALLEST_FOR_KEYS);
+    Object.assign(cell.style, {
+      left: `${(column + 0.5) * this.#cell - size / 2}px`, top: `${(row + 0.5) * this.#cell - size / 2}px`,
+      width: `${size}px`, height: `${size}px`,
+    });
+  }
+
+  #placeMarker() {
+    if (!this.#matrix) return;
+    this.#marker.style.top = `${this.#row * this.#cell}px`;
+    this.#marker.style.height = `${this.#cell}px`;
+  }
+
+  #showTable(name) {
+    const {rows, columns, values, hidden, rowLabels, columnLabels} = this.#matrix;
+    const isWhole = rows * columns <= 4 * MOST_CELLS;
+    const shown = isWhole ? rowLabels.map((_, row) => row) : [this.#row];
+    this.#table.replaceChildren(table(isWhole ? name : `${name}: the chosen row of ${rows}`, ['', ...columnLabels], shown.map((row) =>
+      [rowLabels[row], ...columnLabels.map((_, column) => {
+        const at = row * columns + column;
+        return hidden?.[at] ? `masked ${show(values[at])}` : show(values[at], DECIMALS);
+      })])));
+  }
+
+  // --- Input ---
+
+  #cellAt(row, column) {
+    if (!this.#grid.classList.contains('whole')) return this.#grid.querySelector('[role=gridcell]');
+    return this.#grid.children[row]?.children[column];
+  }
+
+  #move(row, column) {
+    const {rows, columns} = this.#matrix;
+    this.#cellAt(this.#row, this.#column).tabIndex = -1;
+    this.#row = Math.min(Math.max(row, 0), rows - 1);
+    this.#column = Math.min(Math.max(column, 0), columns - 1);
+    const cell = this.#cellAt(this.#row, this.#column);
+    if (!this.#grid.classList.contains('whole')) {
+      const moved = this.#makeCell(this.#row, this.#column);
+      cell.parentElement.setAttribute('aria-rowindex', this.#row + 1);
+      cell.replaceWith(moved);
+      moved.focus();
+      return;
+    }
+    cell.tabIndex = 0;
+    cell.focus();
+  }
+
+  #onKey(event) {
+    const {rows, columns} = this.#matrix;
+    const step = event.shiftKey ? 10 : 1;
+    if (MOVES[event.key]) {
+      const [down, right] = MOVES[event.key];
+      this.#move(this.#row + down * step, this.#column + right * step);
+    } else if (event.key === 'Home') {
+      this.#move(event.ctrlKey ? 0 : this.#row, 0);
+    } else if (event.key === 'End') {
+      this.#move(event.ctrlKey ? rows - 1 : this.#row, columns - 1);
+    } else if (event.key === ' ') {
+      if (this.paints) this.#emit('paintcell', this.#row, this.#column);
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  #under(event) {
+    const {left, top} = this.#grid.getBoundingClientRect();
+    const {rows, columns} = this.#matrix;
+    const row = Math.floor((event.clientY - top) / this.#cell), column = Math.floor((event.clientX - left) / this.#cell);
+    return [Math.min(Math.max(row, 0), rows - 1), Math.min(Math.max(column, 0), columns - 1)];
+  }
+
+  #onPointer(event, isDragged) {
+    const [row, column] = this.#under(event);
+    this.#say(row, column);
+    if (isDragged && this.paints && (row !== this.#row || column !== this.#column)) this.#press(row, column);
+  }
+
+  #onPress(event) {
+    event.preventDefault();
+    this.#press(...this.#under(event));
+  }
+
+  #press(row, column) {
+    this.#move(row, column);
+    if (this.paints) this.#emit('paintcell', row, column);
+  }
+
+  #choose(cell) {
+    this.#row = Number(cell.parentElement.getAttribute('aria-rowindex')) - 1;
+    this.#column = Number(cell.getAttribute('aria-colindex')) - 1;
+    this.#say(this.#row, this.#column);
+    this.#placeMarker();
+    this.#emit('choose', this.#row, this.#column);
+  }
+
+  #emit(type, row, column) {
+    this.dispatchEvent(new CustomEvent(type, {detail: {row, column}, bubbles: true}));
+  }
+}
+customElements.define('rapt-heat-map', HeatMap);

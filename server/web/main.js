@@ -1,0 +1,339 @@
+// The page: binds controls to the state, asks the server, and shows the answers.
+import './heat-map.js';
+import './heads.js';
+import './words.js';
+import {attend, callOf, hiddenCells, hiddenOf, hidesKeys} from './call.js';
+import {pythonOf} from './code.js';
+import {colourOf, css, rangeOf} from './colours.js';
+import {readFiles, writeNpy} from './files.js';
+import {pngOf, svgOf} from './matrix.js';
+import {ask, onTokenNeeded} from './server.js';
+import {sourceOfArrays, sourceOfNumbers, sourceOfSentence} from './sources.js';
+import {DEFAULTS, formatState, parseState} from './state.js';
+import {headOf, tensor} from './tensor.js';
+import {el} from './text.js';
+
+/** name in the address: [title, module, element] */
+const VIEWS = {
+  compare: ['Compare', './view-compare.js', 'rapt-compare'],
+  steps: ['Steps', './view-steps.js', 'rapt-steps'],
+  lines: ['Lines', './view-lines.js', 'rapt-lines'],
+  code: ['Code', './view-code.js', 'rapt-code'],
+};
+
+const $ = (selector) => document.querySelector(selector);
+const map = $('rapt-heat-map'), words = $('rapt-words'), heads = $('rapt-heads');
+const forms = [$('#source'), $('#controls')];
+
+let state = parseState(location.hash);
+let arrays = null;      // of files
+let shown = null;       // what the server answered last
+let running = new AbortController();
+
+// --- Asking the server ---------------------------------------------------------------------------
+
+function sourceOf() {
+  if (state.source === 'files') {
+    if (!arrays) return null;
+    return sourceOfArrays(arrays);
+  }
+  if (state.source === 'numbers') return state.n.trim() ? sourceOfNumbers(state.n) : null;
+  return sourceOfSentence(state.s, state.heads, state.kv);
+}
+
+/** Weights [layers, heads, queries, keys], and what is masked, from the server or from a file. */
+async function compute(source, signal) {
+  if (source.weights) return {weights: source.weights, plan: ''};
+  const call = callOf(source, state);
+  const [{scores: weights, y, plan, computeUs}, biased] = await Promise.all([
+    attend(call, 'weights', signal), hidesKeys(call) ? attend(call, 'biased', signal) : null,
+  ]);
+  return {call, weights, y, plan, computeUs, hidden: biased && tensor('BOOL', weights.shape, hiddenOf(biased.scores))};
+}
+
+async function refresh() {
+  running.abort();
+  running = new AbortController();
+  const {signal} = running;
+  map.setAttribute('aria-busy', 'true');
+  try {
+    const source = sourceOf();
+    if (!source) return say('');
+    const result = await compute(source, signal);
+    if (signal.aborted) return;
+    shown = {source, ...result};
+    await render();
+    say(result.plan ? `Computed by the server in ${result.computeUs} µs, plan ${result.plan}.` : '');
+  } catch (error) {
+    fail(error);
+  } finally {
+    if (!signal.aborted) map.setAttribute('aria-busy', 'false');
+  }
+}
+
+function say(text, isError = false) {
+  $('#status').textContent = text;
+  $('#status').classList.toggle('error', isError);
+}
+
+function fail(error) {
+  if (error.name !== 'AbortError') say(error.message, true);
+}
+
+// --- Showing -------------------------------------------------------------------------------------
+
+/** @returns {import('./matrix.js').Matrix} */
+function matrixOf(layer, head) {
+  const {weights, hidden, source} = shown;
+  const [, count, rows, columns] = weights.shape;
+  const at = layer * count + head;
+  const values = headOf(weights, at);
+  return {
+    rows, columns, values, hidden: hidden && headOf(hidden, at),
+    rowLabels: source.queryLabels, columnLabels: source.keyLabels, range: rangeOf(values, true),
+  };
+}
+
+const clamped = (index, count) => Math.min(Math.max(index, 0), count - 1);
+
+function render() {
+  const [layers, count, rows] = shown.weights.shape;
+  const layer = clamped(state.layer, layers), head = clamped(state.head, count);
+  const matrix = matrixOf(layer, head);
+  $('#note').textContent = shown.source.note;
+  map.show(matrix, {name: 'Attention weights', isTable: state.table});
+  heads.show(layers, count, matrixOf, {layer, head});
+  words.show(matrix, clamped(state.row, rows));
+  map.mark(clamped(state.row, rows));
+  for (const button of document.querySelectorAll('[data-copy]')) button.hidden = !shown.call;
+  return showView();
+}
+
+async function showView() {
+  const [, module, name] = VIEWS[state.view] ?? VIEWS.compare;
+  try {
+    await import(module);
+    if (!shown) return;
+    let view = $('#view').firstElementChild;
+    if (view?.localName !== name) {
+      view = el(name);
+      $('#view').replaceChildren(view);
+    }
+    const [layers, count, rows] = shown.weights.shape;
+    await view.update({
+      ...shown, state, matrixOf,
+      layer: clamped(state.layer, layers), head: clamped(state.head, count), row: clamped(state.row, rows), signal: running.signal,
+    });
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/** Changes the state, its address and what follows from it. */
+function change(patch, needsServer = true) {
+  state = {...state, ...patch};
+  history.replaceState(null, '', formatState(state) || location.pathname + location.search);
+  fillControls();
+  if (needsServer) refresh();
+}
+
+function chooseRow(row) {
+  if (row === state.row || !shown) return;
+  change({row}, false);
+  map.mark(row);
+  words.show(matrixOf(clamped(state.layer, shown.weights.shape[0]), clamped(state.head, shown.weights.shape[1])), row);
+  showView();
+}
+
+// --- Controls ------------------------------------------------------------------------------------
+
+function fillControls() {
+  for (const field of forms.flatMap((form) => [...form.elements])) {
+    if (!(field.name in state) || field === document.activeElement) continue;
+    if (field.type === 'checkbox') field.checked = state[field.name];
+    else if (field.type === 'radio') field.checked = field.value === state[field.name];
+    else field.value = state[field.name];
+  }
+  for (const part of document.querySelectorAll('[data-source]')) part.hidden = part.dataset.source !== state.source;
+  for (const part of document.querySelectorAll('[data-if]')) {
+    const [name, value] = part.dataset.if.split('=');
+    part.hidden = state[name] !== value;
+  }
+  $('#temperature').textContent = state.t.toFixed(1);
+  $('#clear').hidden = !state.hide;
+  $('#table').setAttribute('aria-pressed', state.table);
+  map.paints = state.paint;
+  for (const tab of document.querySelectorAll('[role=tab]')) {
+    const isChosen = tab.dataset.view === state.view;
+    tab.setAttribute('aria-selected', isChosen);
+    tab.tabIndex = isChosen ? 0 : -1;
+    if (isChosen) $('#view').setAttribute('aria-labelledby', tab.id);
+  }
+}
+
+function valueOf(field) {
+  if (field.type === 'checkbox') return field.checked;
+  if (typeof DEFAULTS[field.name] === 'number') return field.value === '' ? DEFAULTS[field.name] : Number(field.value);
+  return field.value;
+}
+
+function onControl({target: field}) {
+  if (!(field.name in DEFAULTS) || !field.checkValidity()) return;
+  if (field.name === 's' || field.name === 'n') return;  // by Enter or the button
+  const patch = {[field.name]: valueOf(field)};
+  // Heads of queries are a multiple of those of keys: one control follows the other.
+  if (field.name === 'heads' && patch.heads % state.kv !== 0) patch.kv = patch.heads;
+  if (field.name === 'kv' && state.heads % patch.kv !== 0) patch.heads = patch.kv;
+  if (field.name === 'heads' && state.kv === state.heads) patch.kv = patch.heads;
+  change(patch, field.name !== 'paint');
+}
+
+function onSubmit(event) {
+  event.preventDefault();
+  change({s: $('#sentence').value, n: $('[name=n]').value, row: 0, hide: ''});
+}
+
+async function useFiles(files) {
+  try {
+    arrays = await readFiles(files);
+    change({source: 'files', row: 0, head: 0, layer: 0, hide: ''});
+  } catch (error) {
+    fail(error);
+  }
+}
+
+function bindControls() {
+  forms[0].addEventListener('submit', onSubmit);
+  forms[1].addEventListener('submit', (event) => event.preventDefault());
+  for (const form of forms) form.addEventListener('input', onControl);
+  $('#files').addEventListener('change', ({target}) => useFiles(target.files));
+  for (const type of ['dragover', 'drop']) {
+    document.addEventListener(type, (event) => {
+      if (!event.dataTransfer?.types.includes('Files')) return;
+      event.preventDefault();
+      $('#drop').classList.toggle('over', type === 'dragover');
+      if (type === 'drop') useFiles(event.dataTransfer.files);
+    });
+  }
+  $('#clear').addEventListener('click', () => change({hide: ''}));
+  $('#reset').addEventListener('click', () => {
+    const kept = ({source, s, n, model, view, table}) => ({source, s, n, model, view, table});
+    change({...DEFAULTS, ...kept(state)});
+  });
+  $('#table').addEventListener('click', () => {
+    change({table: !state.table}, false);
+    if (shown) render();
+  });
+  map.addEventListener('choose', ({detail}) => chooseRow(detail.row));
+  map.addEventListener('paintcell', ({detail: {row, column}}) => {
+    const hidden = hiddenCells(state.hide), cell = `${row}-${column}`;
+    if (!hidden.delete(cell)) hidden.add(cell);
+    change({hide: [...hidden].join()});
+  });
+  words.addEventListener('choose', ({detail}) => chooseRow(detail.row));
+  heads.addEventListener('choosehead', ({detail}) => {
+    change(detail, false);
+    render();
+  });
+  window.addEventListener('hashchange', () => {
+    state = parseState(location.hash);
+    fillControls();
+    refresh();
+  });
+}
+
+function bindTabs() {
+  const list = $('[role=tablist]');
+  const names = Object.keys(VIEWS);
+  for (const name of names) {
+    const tab = el('button', {type: 'button', role: 'tab', id: `tab-${name}`, 'data-view': name, 'aria-controls': 'view'}, VIEWS[name][0]);
+    tab.addEventListener('click', () => {
+      change({view: name}, false);
+      showView();
+    });
+    list.append(tab);
+  }
+  list.addEventListener('keydown', (event) => {
+    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+    if (!step) return;
+    const next = (names.indexOf(state.view) + step + names.length) % names.length;
+    list.children[next].focus();
+    list.children[next].click();
+  });
+}
+
+// --- Saving --------------------------------------------------------------------------------------
+
+function save(name, blob) {
+  const link = el('a', {href: URL.createObjectURL(blob), download: name});
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+const SAVERS = {
+  png: async (matrix) => save('attention.png', await pngOf(matrix)),
+  svg: async (matrix) => save('attention.svg', svgOf(matrix)),
+  npy: async () => save('weights.npy', writeNpy(shown.weights)),
+};
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say('Copied.');
+  } catch {
+    change({view: 'code'}, false);
+    await showView();
+    say('The browser does not let this page copy. The code is below.');
+  }
+}
+
+function bindSaving() {
+  for (const button of document.querySelectorAll('[data-save]')) {
+    button.addEventListener('click', async () => {
+      try {
+        if (shown) await SAVERS[button.dataset.save](map.matrix);
+      } catch (error) {
+        fail(error);
+      }
+    });
+  }
+  $('[data-copy=python]').addEventListener('click', () => shown?.call && copy(pythonOf(shown.call)));
+  document.addEventListener('copytext', ({detail}) => copy(detail));
+  document.addEventListener('savefile', ({detail: {name, blob}}) => save(name, blob));
+}
+
+// --- The start -----------------------------------------------------------------------------------
+
+function drawScale() {
+  const context = $('#scale').getContext('2d');
+  for (let x = 0; x < 120; ++x) {
+    context.fillStyle = css(colourOf(x / 119, rangeOf([], true)));
+    context.fillRect(x, 0, 1, 10);
+  }
+}
+
+function askForToken() {
+  const dialog = $('#token');
+  return new Promise((resolve) => {
+    dialog.addEventListener('close', () => {
+      resolve(dialog.querySelector('input').value.trim());
+      dialog.querySelector('form').reset();
+    }, {once: true});
+    if (!dialog.open) dialog.showModal();
+  });
+}
+
+async function showServer() {
+  const {version, backends} = await ask('rapt/v1/server');
+  const sets = backends.flatMap((backend) => backend.instructionSets.filter((set) => set.inUse).map((set) => set.name));
+  $('#server').textContent = ['rapt', version, ...sets].join(' ');
+}
+
+onTokenNeeded(askForToken);
+bindTabs();
+bindControls();
+bindSaving();
+drawScale();
+fillControls();
+await refresh();
+showServer().catch(fail);

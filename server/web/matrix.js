@@ -1,0 +1,146 @@
+// Draws matrices on canvases, and heat maps as pictures.
+import {colourOf, css, inkOn} from './colours.js';
+import {show, svg} from './text.js';
+
+/**
+ * @typedef {Object} Matrix
+ * @property {number} rows
+ * @property {number} columns
+ * @property {ArrayLike<number>} values
+ * @property {ArrayLike<number>} [hidden] 1 where a mask hides a key
+ * @property {string[]} rowLabels
+ * @property {string[]} columnLabels
+ * @property {import('./colours.js').Range} range
+ */
+
+const HIDDEN = [226, 229, 233];
+const HATCH = '#8b95a1';
+const GAP_FROM = 12;  // pixels of a cell
+const HATCH_FROM = 5;
+const NUMBERS_FROM = 34;
+
+/** One pixel for each element. */
+function pixelsOf({rows, columns, values, hidden, range}) {
+  const image = new ImageData(columns, rows);
+  for (let at = 0; at < rows * columns; ++at) {
+    const [r, g, b] = hidden?.[at] ? HIDDEN : colourOf(values[at], range);
+    image.data.set([r, g, b, 255], at * 4);
+  }
+  const canvas = new OffscreenCanvas(columns, rows);
+  canvas.getContext('2d').putImageData(image, 0, 0);
+  return canvas;
+}
+
+function hatching(context) {
+  const tile = new OffscreenCanvas(6, 6);
+  const lines = tile.getContext('2d');
+  lines.strokeStyle = HATCH;
+  for (const at of [0, 6, 12]) {  // the corners belong to the neighbouring tiles' lines
+    lines.moveTo(at - 6.5, 6.5);
+    lines.lineTo(at + 0.5, -0.5);
+  }
+  lines.stroke();
+  return context.createPattern(tile, 'repeat');
+}
+
+/** Fills a context with the matrix. @param {number} cell the pixels of an element */
+export function drawMatrix(context, matrix, cell) {
+  const {rows, columns, hidden} = matrix;
+  const width = columns * cell, height = rows * cell;
+  context.imageSmoothingEnabled = cell < 1;
+  context.drawImage(pixelsOf(matrix), 0, 0, width, height);
+  if (hidden && cell >= HATCH_FROM) {
+    context.fillStyle = hatching(context);
+    for (let at = 0; at < rows * columns; ++at) {
+      if (hidden[at]) context.fillRect((at % columns) * cell, Math.floor(at / columns) * cell, cell, cell);
+    }
+  }
+  if (cell < GAP_FROM) return;
+  for (let column = 1; column < columns; ++column) context.clearRect(column * cell - 0.5, 0, 1, height);
+  for (let row = 1; row < rows; ++row) context.clearRect(0, row * cell - 0.5, width, 1);
+}
+
+/** Makes the canvas show the matrix in cells of this many CSS pixels. */
+export function paint(canvas, matrix, cell) {
+  const ratio = window.devicePixelRatio || 1;
+  const width = matrix.columns * cell, height = matrix.rows * cell;
+  canvas.width = Math.max(1, Math.round(width * ratio));
+  canvas.height = Math.max(1, Math.round(height * ratio));
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext('2d');
+  context.scale(canvas.width / width, canvas.height / height);
+  drawMatrix(context, matrix, cell);
+}
+
+/** How a cell's value is written, or '' where the cell is too small. */
+export function numberIn(matrix, at, cell) {
+  if (cell < NUMBERS_FROM) return {text: '', ink: ''};
+  if (matrix.hidden?.[at]) return {text: '', ink: ''};
+  return {text: show(matrix.values[at]), ink: inkOn(colourOf(matrix.values[at], matrix.range))};
+}
+
+// --- Pictures ------------------------------------------------------------------------------------
+
+const PICTURE_CELL = 40, LABEL_ROOM = 90, MOST_SVG_CELLS = 65536;
+
+/** @returns {Promise<Blob>} */
+export async function pngOf(matrix) {
+  const {rows, columns, rowLabels, columnLabels} = matrix;
+  const cell = Math.max(1, Math.min(PICTURE_CELL, Math.floor(2048 / Math.max(rows, columns))));
+  const hasLabels = cell >= GAP_FROM, room = hasLabels ? LABEL_ROOM : 0;
+  const canvas = new OffscreenCanvas(room + columns * cell, room + rows * cell);
+  const context = canvas.getContext('2d');
+  context.translate(room, room);
+  drawMatrix(context, matrix, cell);
+  context.globalCompositeOperation = 'destination-over';
+  context.fillStyle = '#fff';
+  context.fillRect(-room, -room, canvas.width, canvas.height);
+  context.globalCompositeOperation = 'source-over';
+  context.font = `${Math.min(13, cell)}px system-ui, sans-serif`;
+  context.textBaseline = 'middle';
+  if (hasLabels) {
+    context.fillStyle = '#222';
+    context.textAlign = 'right';
+    rowLabels.forEach((label, row) => context.fillText(label, -8, (row + 0.5) * cell, room - 12));
+    context.textAlign = 'left';
+    columnLabels.forEach((label, column) => {
+      context.save();
+      context.translate((column + 0.5) * cell, -8);
+      context.rotate(-Math.PI / 2);
+      context.fillText(label, 0, 0, room - 12);
+      context.restore();
+    });
+  }
+  context.textAlign = 'center';
+  for (let at = 0; at < rows * columns; ++at) {
+    const {text, ink} = numberIn(matrix, at, cell);
+    if (!text) continue;
+    context.fillStyle = ink;
+    context.fillText(text, ((at % columns) + 0.5) * cell, (Math.floor(at / columns) + 0.5) * cell);
+  }
+  return canvas.convertToBlob({type: 'image/png'});
+}
+
+/** @returns {Blob} */
+export function svgOf(matrix) {
+  const {rows, columns, values, hidden, rowLabels, columnLabels, range} = matrix;
+  if (rows * columns > MOST_SVG_CELLS) throw new RangeError(`The matrix has ${rows} × ${columns} cells; an SVG has at most ${MOST_SVG_CELLS}. Save a PNG.`);
+  const cell = PICTURE_CELL, width = LABEL_ROOM + columns * cell, height = LABEL_ROOM + rows * cell;
+  const picture = svg('svg', {viewBox: `0 0 ${width} ${height}`, width, height, 'font-family': 'sans-serif', 'font-size': 13});
+  picture.append(svg('rect', {width, height, fill: '#fff'}));
+  rowLabels.forEach((label, row) => picture.append(
+    svg('text', {x: LABEL_ROOM - 8, y: LABEL_ROOM + (row + 0.5) * cell + 4, 'text-anchor': 'end'}, label)));
+  columnLabels.forEach((label, column) => {
+    const x = LABEL_ROOM + (column + 0.5) * cell + 4, y = LABEL_ROOM - 8;
+    picture.append(svg('text', {x, y, transform: `rotate(-90 ${x} ${y})`}, label));
+  });
+  for (let at = 0; at < rows * columns; ++at) {
+    const x = LABEL_ROOM + (at % columns) * cell, y = LABEL_ROOM + Math.floor(at / columns) * cell;
+    const rgb = hidden?.[at] ? HIDDEN : colourOf(values[at], range);
+    picture.append(svg('rect', {x, y, width: cell - 1, height: cell - 1, fill: css(rgb)}));
+    const text = hidden?.[at] ? '–' : show(values[at]);
+    picture.append(svg('text', {x: x + cell / 2, y: y + cell / 2 + 4, 'text-anchor': 'middle', fill: inkOn(rgb)}, text));
+  }
+  return new Blob([new XMLSerializer().serializeToString(picture)], {type: 'image/svg+xml'});
+}

@@ -1,0 +1,193 @@
+// Where queries, keys and values come from: a sentence, numbers, or arrays of files.
+import {tensor} from './tensor.js';
+
+/**
+ * @typedef {Object} Source
+ * @property {string} note what the vectors are
+ * @property {string[]} queryLabels
+ * @property {string[]} keyLabels
+ * @property {import('./tensor.js').Tensor} [q] [1, heads, queries, D]
+ * @property {import('./tensor.js').Tensor} [k]
+ * @property {import('./tensor.js').Tensor} [v]
+ * @property {import('./tensor.js').Tensor} [weights] [layers, heads, queries, keys]: shown as they are
+ */
+
+// --- A sentence ----------------------------------------------------------------------------------
+
+export const DEMO = 'the cat sat on the mat';
+
+// The vectors of `rapt demo`: article, noun, verb, preposition, animal, position.
+const IS = [
+  [1, 0, 0, 0, 0, -1], [0, 1, 0, 0, 1, -0.6], [0, 0, 1, 0, 0, -0.2],
+  [0, 0, 0, 1, 0, 0.2], [1, 0, 0, 0, 0, 0.6], [0, 1, 0, 0, 0, 1],
+];
+const LOOKS_FOR = [
+  [1, 5, 0, 0, 0, -3], [3, 2, 6, 0, 0, -1], [0, 0, 2, 3, 6, -1],
+  [0, 5, 3, 1, 0, 3], [1, 5, 0, 0, 0, 3], [2, 2, 2, 6, 3, 1],
+];
+
+export const wordsOf = (sentence) => sentence.match(/[\p{L}\p{N}'’-]+|[^\s\p{L}\p{N}]/gu) ?? [];
+
+/** Numbers words that occur several times: the₁, the₂. */
+function labelsOf(words) {
+  const total = new Map(), seen = new Map();
+  for (const word of words) total.set(word, (total.get(word) ?? 0) + 1);
+  return words.map((word) => {
+    if (total.get(word) === 1) return word;
+    seen.set(word, (seen.get(word) ?? 0) + 1);
+    return word + String(seen.get(word)).replace(/\d/g, (digit) => '₀₁₂₃₄₅₆₇₈₉'[digit]);
+  });
+}
+
+/** Numbers of a standard normal distribution from a text, the same on every machine (FNV-1a, mulberry32). */
+function* normals(seed) {
+  let state = 2166136261;
+  for (const c of seed) state = Math.imul(state ^ c.codePointAt(0), 16777619);
+  const uniform = () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+  for (;;) yield Math.sqrt(-2 * Math.log(1 - uniform())) * Math.cos(2 * Math.PI * uniform());
+}
+
+function draw(seed, count) {
+  const numbers = normals(seed);
+  return Array.from({length: count}, () => numbers.next().value);
+}
+
+const TOY_SIZE = 16;
+
+function positionVector(position) {
+  return Array.from({length: TOY_SIZE}, (_, n) => {
+    const angle = position * 10000 ** (-(n - (n % 2)) / TOY_SIZE);
+    return n % 2 ? Math.cos(angle) : Math.sin(angle);
+  });
+}
+
+// How strongly a head looks at words and at positions, and at which distance: itself, the previous word, any, the next.
+const TOY_HEADS = [
+  {word: 1, place: 1, shift: 0}, {word: 0.3, place: 2, shift: -1}, {word: 1.6, place: 0, shift: 0}, {word: 0.3, place: 2, shift: 1},
+];
+
+function toyRows(words, heads, shifts) {
+  return Array.from({length: heads}, (_, head) => {
+    const {word, place, shift} = TOY_HEADS[head % TOY_HEADS.length];
+    return words.map((text, at) => {
+      const own = draw(text.toLowerCase(), TOY_SIZE);
+      const position = positionVector(at + (shifts ? shift * (1 + Math.floor(head / TOY_HEADS.length)) : 0));
+      return own.map((x, n) => Math.round((word * x + place * position[n]) * 1e3) / 1e3);
+    });
+  });
+}
+
+const tensorOf = (rows) => {
+  const shape = [1, rows.length, rows[0].length, rows[0][0].length];
+  return tensor('FP32', shape, Float32Array.from(rows.flat(2)));
+};
+
+/** @returns {Source} */
+export function sourceOfSentence(sentence, heads, kvHeads) {
+  const words = wordsOf(sentence);
+  if (words.length === 0) throw new RangeError('Type a sentence first.');
+  if (words.length > 1024) throw new RangeError(`The sentence has ${words.length} words; at most 1024 are shown.`);
+  const labels = {queryLabels: labelsOf(words), keyLabels: labelsOf(words)};
+  if (words.join(' ').toLowerCase() === DEMO && heads === 1) {
+    return {
+      ...labels,
+      note: 'Hand-made vectors: six numbers for what each word is, and six for what it looks for. Not a language model.',
+      q: tensorOf([LOOKS_FOR]), k: tensorOf([IS]), v: tensorOf([IS]),
+    };
+  }
+  return {
+    ...labels,
+    note: 'Toy vectors, drawn from a seed for each word, with its position. Not a language model: words mean nothing here.',
+    q: tensorOf(toyRows(words, heads, true)),
+    k: tensorOf(toyRows(words, kvHeads, false)),
+    v: tensorOf(toyRows(words, kvHeads, false)),
+  };
+}
+
+// --- Numbers -------------------------------------------------------------------------------------
+
+function parseMatrix(text) {
+  const rows = text.trim().split('\n').map((line) => line.replace(/[[\],;]/g, ' ').trim().split(/\s+/).map(Number));
+  const bad = rows.findIndex((row) => row.some(Number.isNaN));
+  if (bad >= 0) throw new RangeError(`Line ${bad + 1} of a matrix has something that is not a number.`);
+  const width = rows[0].length;
+  const odd = rows.findIndex((row) => row.length !== width);
+  if (odd >= 0) throw new RangeError(`Line ${odd + 1} of a matrix has ${rows[odd].length} numbers; the first line has ${width}.`);
+  return tensorOf([rows]);
+}
+
+/** One matrix is Q, K and V; otherwise three, with an empty line between them. @returns {Source} */
+export function sourceOfNumbers(text) {
+  const matrices = text.trim().split(/\n\s*\n/).filter((part) => part.trim()).map(parseMatrix);
+  if (matrices.length !== 1 && matrices.length !== 3) {
+    throw new RangeError(`There are ${matrices.length} matrices; paste one, or Q, K and V with empty lines between them.`);
+  }
+  const [q, k, v] = matrices.length === 1 ? [matrices[0], matrices[0], matrices[0]] : matrices;
+  return {note: 'Your numbers.', ...numbered(q.shape[2], k.shape[2]), q, k, v};
+}
+
+function numbered(queries, keys) {
+  const names = (letter, count) => Array.from({length: count}, (_, n) => letter + n);
+  return {queryLabels: names('q', queries), keyLabels: names('k', keys)};
+}
+
+// --- Arrays of files -----------------------------------------------------------------------------
+
+const NAMES = {q: /(^|\W|_)(q|query|queries)$/i, k: /(^|\W|_)(k|key|keys)$/i, v: /(^|\W|_)(v|value|values)$/i};
+
+function toRank4(t, name) {
+  if (t.shape.length < 2 || t.shape.length > 4) {
+    throw new RangeError(`${name} has shape [${t.shape}]; it must have 2 to 4 axes: [batch, heads, tokens, size].`);
+  }
+  const shape = [...Array(4 - t.shape.length).fill(1), ...t.shape];
+  const size = shape[1] * shape[2] * shape[3];
+  return tensor(t.datatype, [1, ...shape.slice(1)], t.values.subarray(0, size));  // the first of the batch
+}
+
+/** [layers, heads, queries, keys] of rank 2 to 5; of a batch, the first is shown. */
+function toWeights(t, name) {
+  if (t.shape.length < 2 || t.shape.length > 5) {
+    throw new RangeError(`${name} has shape [${t.shape}]; weights have 2 to 5 axes: [layers, batch, heads, queries, keys].`);
+  }
+  if (t.shape.length < 5) {
+    const {shape, values} = toRank4(t, name);
+    return tensor('FP32', shape, values);
+  }
+  const [layers, batch, ...rest] = t.shape;
+  const size = rest.reduce((a, b) => a * b);
+  const values = new Float32Array(layers * size);
+  for (let layer = 0; layer < layers; ++layer) {
+    const first = layer * batch * size;
+    values.set(t.values.subarray(first, first + size), layer * size);
+  }
+  return tensor('FP32', [layers, ...rest], values);
+}
+
+/**
+ * Arrays named q, k and v are inputs of attention; a single other array is shown as weights.
+ * @param {Map<string, import('./tensor.js').Tensor>} arrays
+ * @returns {Source}
+ */
+export function sourceOfArrays(arrays) {
+  const found = {};
+  for (const [letter, pattern] of Object.entries(NAMES)) {
+    const name = [...arrays.keys()].find((candidate) => pattern.test(candidate));
+    if (name) found[letter] = toRank4(arrays.get(name), name);
+  }
+  if (found.q) {
+    const q = found.q, k = found.k ?? q, v = found.v ?? k;
+    return {note: `Arrays of your files: q [${q.shape}], k [${k.shape}], v [${v.shape}].`, ...numbered(q.shape[2], k.shape[2]), q, k, v};
+  }
+  if (arrays.size !== 1) {
+    throw new RangeError(`The files have the arrays ${[...arrays.keys()].join(', ')}; name three of them q, k and v, or drop one array of weights.`);
+  }
+  const [[name, array]] = arrays;
+  const weights = toWeights(array, name);
+  const [, , queries, keys] = weights.shape;
+  return {note: `${name} [${array.shape}], shown as it is; the server computed nothing.`, ...numbered(queries, keys), weights};
+}

@@ -1,0 +1,47 @@
+// Numbers and elements as text and DOM.
+
+/** Returns a value as labels show it: two decimals, or more digits of a small one. */
+export function show(value, decimals = 2) {
+  if (Number.isNaN(value)) return 'NaN';
+  if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
+  const text = Math.abs(value) >= 1e5 ? value.toExponential(2) : value.toFixed(decimals);
+  return text.replace('-', '−');
+}
+
+const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+
+export function showBytes(bytes) {
+  let unit = 0;
+  while (bytes >= 1024 && unit < UNITS.length - 1) {
+    bytes /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || bytes >= 100 ? Math.round(bytes) : bytes.toFixed(1)} ${UNITS[unit]}`;
+}
+
+/** Returns an element with properties, attributes (`role`, `aria-*`, `data-*`) and children. */
+export function el(name, properties = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (/^(role$|scope$|aria-|data-)/.test(key)) element.setAttribute(key, value);
+    else element[key] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+export function svg(name, attributes = {}, ...children) {
+  const element = document.createElementNS('http://www.w3.org/2000/svg', name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+/** Returns a table with a header row and a header column. */
+export function table(caption, columns, rows) {
+  return el('table', {},
+    el('caption', {}, caption),
+    el('thead', {}, el('tr', {}, ...columns.map((text) => el('th', {scope: 'col'}, text)))),
+    el('tbody', {}, ...rows.map(([first, ...rest]) =>
+      el('tr', {}, el('th', {scope: 'row'}, first), ...rest.map((text) => el('td', {}, String(text)))))));
+}

@@ -1,0 +1,51 @@
+// <rapt-code>: the call as Python, C++ and curl, and its inputs as files.
+import {cppOf, curlOf, isLong, pythonOf} from './code.js';
+import {writeNpy} from './files.js';
+import {el} from './text.js';
+
+const WRITERS = {Python: pythonOf, 'C++': cppOf, curl: curlOf};
+const FILES = {Q: 'q', K: 'k', V: 'v', attn_mask: 'mask', head_sink: 'head_sink', block_mask: 'block_mask'};
+
+class Code extends HTMLElement {
+  #language = 'Python';
+  #buttons = Object.keys(WRITERS).map((name) => el('button', {type: 'button'}, name));
+  #code = el('pre', {tabIndex: 0, 'aria-label': 'Code', role: 'region'});
+  #hint = el('p', {className: 'quiet'});
+  #inputs = el('button', {type: 'button'}, 'Inputs as .npy');
+
+  connectedCallback() {
+    this.className = 'stack';
+    const copy = el('button', {type: 'button', className: 'primary'}, 'Copy');
+    this.append(el('p', {className: 'quiet'}, 'This code computes the numbers above.'),
+      el('div', {className: 'buttons', role: 'group', 'aria-label': 'Language'}, ...this.#buttons, copy, this.#inputs), this.#hint, this.#code);
+    for (const button of this.#buttons) {
+      button.addEventListener('click', () => {
+        this.#language = button.textContent;
+        this.#write();
+      });
+    }
+    copy.addEventListener('click', () => this.#emit('copytext', this.#code.textContent));
+    this.#inputs.addEventListener('click', () => {
+      for (const [name, t] of Object.entries(this.call.inputs)) this.#emit('savefile', {name: `${FILES[name]}.npy`, blob: writeNpy(t)});
+    });
+  }
+
+  update({call}) {
+    this.hidden = !call;
+    if (!call || this.call === call) return;
+    this.call = call;
+    this.#write();
+  }
+
+  #write() {
+    for (const button of this.#buttons) button.setAttribute('aria-pressed', button.textContent === this.#language);
+    this.#inputs.hidden = !isLong(this.call);
+    this.#hint.textContent = this.#language === 'Python' ? 'pip install the wheel rapt_attention-*.whl, or set PYTHONPATH to client/python of a checkout.' : '';
+    this.#code.textContent = WRITERS[this.#language](this.call);
+  }
+
+  #emit(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, {detail, bubbles: true}));
+  }
+}
+customElements.define('rapt-code', Code);

@@ -1,0 +1,85 @@
+// <rapt-words>: the sentence with the words highlighted that the chosen one attends to, and those with the largest weights.
+import {el, show} from './text.js';
+
+const MOST_RANKED = 6;
+const PLAY_MS = 900;
+
+/** Event: `choose` {row}. */
+export class Words extends HTMLElement {
+  #rows = 0;
+  #row = 0;
+  #timer = 0;
+  #title = el('h2');
+  #text = el('div', {className: 'text', role: 'radiogroup', 'aria-label': 'The word that looks'});
+  #ranking = el('ol', {className: 'ranking', 'aria-label': 'Most attended words'});
+  #slider = el('input', {type: 'range', min: 0, 'aria-label': 'Query'});
+  #play = el('button', {type: 'button'}, 'Play');
+
+  connectedCallback() {
+    this.append(this.#title, el('div', {className: 'player'}, this.#play, this.#slider), this.#text,
+      el('h3', {}, 'Most attended'), this.#ranking);
+    this.#slider.addEventListener('input', () => this.#choose(Number(this.#slider.value)));
+    this.#play.addEventListener('click', () => this.#toggle());
+    this.#text.addEventListener('click', ({target}) => {
+      if (target.dataset.row) this.#choose(Number(target.dataset.row));
+    });
+    this.#text.addEventListener('keydown', (event) => this.#onKey(event));
+  }
+
+  /** @param {import('./matrix.js').Matrix} matrix */
+  show(matrix, row) {
+    const {rows, columns, values, hidden, rowLabels, columnLabels} = matrix;
+    this.#rows = rows;
+    this.#row = row;
+    this.#slider.max = rows - 1;
+    this.#slider.value = row;
+    this.#slider.setAttribute('aria-valuetext', rowLabels[row]);
+    this.#title.textContent = `What “${rowLabels[row]}” attends to`;
+    const weights = Array.from({length: columns}, (_, n) => values[row * columns + n]);
+    const isSelf = rows === columns;
+    this.#fillText(isSelf ? columnLabels : rowLabels, isSelf ? weights : [], row);
+    this.#fillRanking(weights, columnLabels, (n) => hidden?.[row * columns + n]);
+  }
+
+  #fillText(labels, weights, row) {
+    const hadFocus = this.#text.contains(document.activeElement);
+    const most = Math.max(...weights, 1e-9);
+    this.#text.replaceChildren(...labels.map((label, n) => {
+      const word = el('button', {type: 'button', role: 'radio', tabIndex: n === row ? 0 : -1, 'aria-checked': n === row, 'data-row': n}, label);
+      word.style.setProperty('--weight', Math.max(0, weights[n] / most || 0));
+      return word;
+    }));
+    if (hadFocus) this.#text.children[row].focus();
+  }
+
+  #fillRanking(weights, labels, isHidden) {
+    const order = weights.map((_, n) => n).filter((n) => !isHidden(n)).sort((a, b) => weights[b] - weights[a]);
+    this.#ranking.replaceChildren(...order.slice(0, MOST_RANKED).map((n) => {
+      const bar = el('i');
+      bar.style.width = `${Math.min(100, Math.max(0, weights[n] * 100))}%`;
+      return el('li', {}, el('span', {title: labels[n]}, labels[n]), el('div', {className: 'bar', 'aria-hidden': 'true'}, bar), el('span', {}, show(weights[n], 3)));
+    }));
+  }
+
+  #choose(row) {
+    this.dispatchEvent(new CustomEvent('choose', {detail: {row}, bubbles: true}));
+  }
+
+  #onKey(event) {
+    const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
+    if (!step) return;
+    event.preventDefault();
+    this.#choose((this.#row + step + this.#rows) % this.#rows);
+  }
+
+  #toggle() {
+    if (this.#timer) {
+      clearInterval(this.#timer);
+      this.#timer = 0;
+    } else {
+      this.#timer = setInterval(() => this.#choose((this.#row + 1) % this.#rows), PLAY_MS);
+    }
+    this.#play.textContent = this.#timer ? 'Pause' : 'Play';
+  }
+}
+customElements.define('rapt-words', Words);

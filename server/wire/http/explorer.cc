@@ -1,0 +1,51 @@
+#include "server/wire/http/explorer.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "server/wire/http/explorer_files.h"
+
+namespace rapt::http {
+namespace {
+
+constexpr absl::string_view kPage = "index.html";
+constexpr absl::string_view kFolder = "/explorer/";
+
+// The page loads its own files and calls its own server. Nothing frames it, and it frames nothing.
+constexpr char kContentSecurityPolicy[] =
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+Response FileResponse(absl::string_view name, const Request& request) {
+  const absl::Span<const ExplorerFile> files = ExplorerFiles();
+  const auto file = std::find_if(files.begin(), files.end(),
+                                 [&](const ExplorerFile& f) { return f.name == name; });
+  if (file == files.end()) {
+    return ErrorResponse(404, absl::StrCat("the explorer has no file '", name, "'"));
+  }
+  Response response{.content_type = std::string(file->content_type),
+                    .headers = {{"ETag", std::string(file->etag)},
+                                {"Cache-Control", "no-cache"},  // asks whether the ETag is current
+                                {"Content-Security-Policy", kContentSecurityPolicy},
+                                {"X-Content-Type-Options", "nosniff"},
+                                {"Referrer-Policy", "no-referrer"}}};
+  if (request.Value("if-none-match") == file->etag) {
+    response.status = 304;
+  } else {
+    response.body = std::string(file->content);
+  }
+  return response;
+}
+
+}  // namespace
+
+void AddExplorer(Router& router) {
+  router.Get("/", [](const Request& request) { return FileResponse(kPage, request); });
+  router.Get(absl::StrCat(kFolder, "*"), [](const Request& request) {
+    return FileResponse(absl::StripPrefix(PathOf(request.target), kFolder), request);
+  });
+}
+
+}  // namespace rapt::http
