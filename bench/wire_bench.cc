@@ -7,6 +7,7 @@
 // client sends serialized requests, so its cost is the same for every peer.
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -389,20 +390,88 @@ double SmallCallsPerSecond(const Server& server, int in_flight) {
   return calls / seconds;
 }
 
+// The same as messages of one ModelStreamInfer stream.
+class SmallMessages {
+ public:
+  explicit SmallMessages(const Server& server) : stub_(Connect(server.address())) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    stream_ =
+        stub_.PrepareCall(&context_, "/inference.GRPCInferenceService/ModelStreamInfer", &queue_);
+    stream_->StartCall(&start_);
+    RAPT_CHECK(Next() == &start_, "the stream did not start");
+  }
+  ~SmallMessages() {
+    context_.TryCancel();
+    queue_.Shutdown();
+    void* tag;
+    bool ok;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+  SmallMessages(const SmallMessages&) = delete;
+  SmallMessages& operator=(const SmallMessages&) = delete;
+
+  // REQUIRES: called once.
+  double PerSecond(int in_flight) {
+    constexpr int kMessages = 10000;
+    int sent = 0;
+    int received = 0;
+    bool is_writing = false;
+    const auto write = [&] {
+      if (is_writing || sent == kMessages || sent - received == in_flight) return;
+      is_writing = true;
+      ++sent;
+      stream_->Write(buffer_, &write_);
+    };
+    const auto begin = std::chrono::steady_clock::now();
+    stream_->Read(&response_, &read_);
+    write();
+    while (received < kMessages) {
+      if (Next() == &write_) {
+        is_writing = false;
+      } else if (++received < kMessages) {
+        stream_->Read(&response_, &read_);
+      }
+      write();
+    }
+    return kMessages / Since(begin).count();
+  }
+
+ private:
+  const void* Next() {
+    void* tag;
+    bool ok;
+    RAPT_CHECK(queue_.Next(&tag, &ok) && ok, "the stream ended");
+    return tag;
+  }
+
+  const std::string request_ = SerializedRequest(kKiB);
+  const grpc::ByteBuffer buffer_ = BufferOf(request_);
+  grpc::ByteBuffer response_;
+  char start_ = 0, write_ = 0, read_ = 0;  // tags
+  grpc::CompletionQueue queue_;
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+};
+
 void CompareSmallCalls(const Server& generated, const Server& rapt,
                        const std::optional<Server>& python, Goals& goals) {
   std::printf(
-      "\n| 1 KiB calls/s, in flight | generated gRPC (sync) | Python grpcio | rapt |\n"
-      "| --- | --- | --- | --- |\n");
+      "\n| 1 KiB calls/s, in flight | generated gRPC (sync) | Python grpcio | rapt | rapt, "
+      "messages of "
+      "a stream |\n| --- | --- | --- | --- | --- |\n");
   for (const int in_flight : {1, 64}) {
-    std::vector<double> by_generated, by_python, by_rapt;
+    std::vector<double> by_generated, by_python, by_rapt, streamed;
     for (int round = 0; round < 5; ++round) {
       by_generated.push_back(SmallCallsPerSecond(generated, in_flight));
       if (python) by_python.push_back(SmallCallsPerSecond(*python, in_flight));
       by_rapt.push_back(SmallCallsPerSecond(rapt, in_flight));
+      streamed.push_back(SmallMessages(rapt).PerSecond(in_flight));
     }
-    std::printf("| %d | %.0f | %s | %.0f |\n", in_flight, Median(by_generated),
-                python ? absl::StrFormat("%.0f", Median(by_python)).c_str() : "-", Median(by_rapt));
+    std::printf("| %d | %.0f | %s | %.0f | %.0f |\n", in_flight, Median(by_generated),
+                python ? absl::StrFormat("%.0f", Median(by_python)).c_str() : "-", Median(by_rapt),
+                Median(streamed));
     if (python && in_flight == 64) {
       goals.push_back({"1 KiB calls/s, 64 in flight, of Python grpcio's",
                        Median(by_rapt) / Median(by_python), 12, 20});
