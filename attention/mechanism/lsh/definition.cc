@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "attention/arena.h"
 #include "attention/half.h"
-#include "attention/mechanism/lsh/arena.h"
 #include "attention/mechanism/lsh/hashing.h"
 #include "attention/mechanism/softmax/softmax_state.h"
 

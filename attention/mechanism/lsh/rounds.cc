@@ -8,9 +8,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "attention/arena.h"
 #include "attention/backend.h"
 #include "attention/half.h"
-#include "attention/mechanism/lsh/arena.h"
 #include "attention/mechanism/lsh/hashing.h"
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "base/round_up.h"

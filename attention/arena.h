@@ -1,6 +1,6 @@
 // Divides memory into arrays.
-#ifndef RAPT_ATTENTION_MECHANISM_LSH_ARENA_H_
-#define RAPT_ATTENTION_MECHANISM_LSH_ARENA_H_
+#ifndef RAPT_ATTENTION_ARENA_H_
+#define RAPT_ATTENTION_ARENA_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -51,4 +51,4 @@ class Arena {
 
 }  // namespace rapt
 
-#endif  // RAPT_ATTENTION_MECHANISM_LSH_ARENA_H_
+#endif  // RAPT_ATTENTION_ARENA_H_

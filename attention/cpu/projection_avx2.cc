@@ -1,0 +1,6 @@
+// Projections with AVX2 and FMA, x86-64-v3.
+#define RAPT_VECTOR_BYTES 32
+#define RAPT_MICRO_ROWS 6
+#define RAPT_MICRO_VECTORS 2
+#define RAPT_PROJECTION_TABLE kAvx2ProjectionKernels
+#include "attention/cpu/projection.inc"

@@ -1,0 +1,157 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "attention/layer/layer.h"
+#include "attention/layer/layer_operator.h"
+#include "attention/layer/layer_shape.h"
+#include "base/invalid.h"
+
+namespace rapt {
+namespace {
+
+constexpr std::pair<Role, const char*> kNames[] = {{Role::kQ, "query"},
+                                                   {Role::kK, "key"},
+                                                   {Role::kV, "value"},
+                                                   {Role::kMask, "attn_mask"},
+                                                   {Role::kKeyLengths, "nonpad_kv_seqlen"},
+                                                   {kInputIds, "input_ids"}};
+
+absl::Status CheckSizes(const LayerCall& call) {
+  for (const auto& [role, name] : kNames) {
+    const std::optional<TensorSpec>& input = call.inputs[role];
+    if (!input) continue;
+    if (auto bytes = ByteSize(name, *input); !bytes.ok()) return bytes.status();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadQuery(const LayerCall& call, LayerShape& s) {
+  if (!call.inputs[Role::kQ]) return Invalid("query is missing");
+  const TensorSpec& query = *call.inputs[Role::kQ];
+  if (!IsFloat(query.dtype)) {
+    return Invalid("query has type ", NameOf(query.dtype), "; it must be FP32, FP16, BF16 or FP64");
+  }
+  if (s.layer->is_fp64() && query.dtype != DType::kFloat64) {
+    return Invalid("query has type ", NameOf(query.dtype),
+                   "; it must be FP64, because the layer has weights of FP64");
+  }
+  if (query.shape.size() != 3 || query.shape[2] != s.config().embed_size) {
+    return Invalid("query has shape ", ToString(query.shape), "; it must be [B, Sq, ",
+                   s.config().embed_size, "]");
+  }
+  s.dtype = query.dtype;
+  s.batch = query.shape[0];
+  s.queries = query.shape[1];
+  s.tokens = s.queries;
+  return absl::OkStatus();
+}
+
+// Key or value, which must have `size` numbers a token. Absent: the input before it, of `before`.
+absl::Status CheckKeys(const char* name, const std::optional<TensorSpec>& input, int64_t size,
+                       const char* default_name, int64_t default_size, const LayerShape& s) {
+  if (!input) {
+    if (size == default_size) return absl::OkStatus();
+    return Invalid(name, " is missing; ", default_name, " can't replace it, because it has ",
+                   default_size, " numbers a token, not ", size);
+  }
+  if (input->dtype != s.dtype) {
+    return Invalid(name, " has type ", NameOf(input->dtype), "; it must have that of query, ",
+                   NameOf(s.dtype));
+  }
+  const Shape want = {s.batch, s.tokens, size};
+  if (input->shape == want) return absl::OkStatus();
+  return Invalid(name, " has shape ", ToString(input->shape), "; it must be ", ToString(want));
+}
+
+absl::Status ReadKeys(const LayerCall& call, LayerShape& s) {
+  const LayerConfig& c = s.config();
+  const auto& key = call.inputs[Role::kK];
+  const auto& value = call.inputs[Role::kV];
+  s.has_key = key.has_value();
+  s.has_value = value.has_value();
+  // The number of keys is key's to say, or value's.
+  for (const auto* input : {&value, &key}) {
+    if (*input && (*input)->shape.size() == 3) s.tokens = (*input)->shape[1];
+  }
+  if (!s.has_key && s.has_value) s.tokens = s.queries;
+  absl::Status status = CheckKeys("key", key, *c.key_embed_size, "query", c.embed_size, s);
+  if (!status.ok()) return status;
+  return CheckKeys("value", value, *c.value_embed_size, s.has_key ? "key" : "query",
+                   s.has_key ? *c.key_embed_size : c.embed_size, s);
+}
+
+absl::Status ReadMask(const LayerCall& call, LayerShape& s) {
+  const std::optional<TensorSpec>& mask = call.inputs[Role::kMask];
+  if (!mask) return absl::OkStatus();
+  const Shape& shape = mask->shape;
+  if (shape.empty() || shape.size() > 4) {
+    return Invalid("attn_mask has shape ", ToString(shape), "; it must have from 1 to 4 axes");
+  }
+  s.mask = MaskShape{mask->dtype, {1, 1, 1, 1}};
+  std::copy_backward(shape.begin(), shape.end(), s.mask->dims.end());
+  return absl::OkStatus();
+}
+
+absl::Status CheckInt64(const char* name, const TensorSpec& tensor, const Shape& want) {
+  if (tensor.dtype == DType::kInt64 && tensor.shape == want) return absl::OkStatus();
+  return Invalid(name, " is ", NameOf(tensor.dtype), " ", ToString(tensor.shape),
+                 "; it must be INT64 ", ToString(want));
+}
+
+absl::Status ReadPadding(const LayerCall& call, LayerShape& s) {
+  if (const auto& lengths = call.inputs[Role::kKeyLengths]) {
+    s.has_lengths = true;
+    const absl::Status status = CheckInt64("nonpad_kv_seqlen", *lengths, {s.batch});
+    if (!status.ok()) return status;
+  }
+  const auto& ids = call.inputs[kInputIds];
+  if (!ids) return absl::OkStatus();
+  if (!s.config().pad_token_id) {
+    return Invalid("input_ids is given, but the layer's configuration has no pad_token_id");
+  }
+  s.has_ids = true;
+  return CheckInt64("input_ids", *ids, {s.batch, s.tokens});
+}
+
+// Attention's own checks: of mask, dropout, rotary embedding and sizes.
+absl::Status CheckAttention(const LayerShape& s) {
+  Problem p = AttentionOf(s);
+  // As the caller gave them.
+  p.mask = s.mask;
+  p.bias.reset();
+  if (s.mask) p.mask->dims[3] = std::min(s.mask->dims[3], s.keys());
+  if (s.mask && s.mask->dims[3] > s.tokens) {
+    return Invalid("attn_mask has a last axis of ", s.mask->dims[3], "; it must be at most ",
+                   s.tokens, ", the number of keys");
+  }
+  return Validate(p);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLayerCall(
+    std::shared_ptr<const Layer> layer, const LayerCall& call) {
+  LayerShape shape{.layer = std::static_pointer_cast<const PackedLayer>(std::move(layer)),
+                   .dropout = call.dropout,
+                   .wants_weights = call.wants_weights,
+                   .wants_averaged_weights = call.wants_averaged_weights};
+  shape.is_causal = call.is_causal.value_or(shape.config().is_causal);
+  absl::Status status = CheckSizes(call);
+  if (status.ok()) status = ReadQuery(call, shape);
+  if (status.ok()) status = ReadKeys(call, shape);
+  if (status.ok()) status = ReadMask(call, shape);
+  if (status.ok()) status = ReadPadding(call, shape);
+  if (status.ok()) status = CheckAttention(shape);
+  if (!status.ok()) return status;
+  if (!FitsMemory(shape)) {
+    return Invalid("query has shape ", ToString(call.inputs[Role::kQ]->shape), " and there are ",
+                   shape.keys(), " keys; the layer then needs more than 2^50 bytes of memory");
+  }
+  std::shared_ptr<const TensorOperator> op = MakeLayerOperator(shape);
+  const auto bytes = ByteSize("Y", *op->outputs()[Role::kY]);
+  if (!bytes.ok()) return bytes.status();
+  return op;
+}
+
+}  // namespace rapt
