@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 
-MOST_BYTES = 2_300_000  # the aim is 2 MB
+MOST_BYTES = 2_000_000  # PyPI counts decimal megabytes
 PYTHONS = [f"python3.{minor}" for minor in range(11, 20)]
 FOUR_LINES = """
 import numpy as np
