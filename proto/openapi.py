@@ -321,6 +321,10 @@ def add_rapt(paths):
 
     add("get", "server", "Version, backends, limits", "GetServerInfoResponse")
     add("post", "attend", "Attention", "AttendResponse", "AttendRequest", {**QKV, "attention": {"causal": True}, "wantLse": True})
+    add("post", "attend-backward", "Gradients of attention", "AttendBackwardResponse", "AttendBackwardRequest",
+        {"call": QKV, "dy": QKV["q"]})  # fmt: skip
+    add("post", "linear-attend", "Linear attention", "LinearAttendResponse", "LinearAttendRequest",
+        {"query": ROW, "key": ROW, "value": ROW, "qNumHeads": 1, "kvNumHeads": 1, "updateRule": "UPDATE_LINEAR"})  # fmt: skip
     add("post", "diagnose", "Analyzes a call whose result looks wrong", "DiagnoseResponse", "DiagnoseRequest", {"call": QKV})
     add("post", "estimate-memory", "The memory that attention takes", "EstimateMemoryResponse", "EstimateMemoryRequest",
         {"batch": 1, "queryHeads": 8, "lengths": [1024, 4096]})  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import capi as _capi
 from ._attention import AttendResult, Options, attend, attend_backward, attention, merge
-from ._operators import LinearResult, LshResult, linear_attention, lsh_attention
+from ._operators import LinearOptions, LinearResult, LshOptions, LshResult, linear_attention, lsh_attention
 from ._plot import Figure, plot
 from ._run import get_num_threads, set_num_threads
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = _capi.version()
 
-# Modules of the clients, which take most of the time of an import, by what they define.
+# Modules of the clients and of PyTorch, which take most of the time of an import, by what they define.
 _LATER = {
     "AsyncCache": "_async_client",
     "AsyncClient": "_async_client",
@@ -38,6 +38,7 @@ _LATER = {
     "Retry": "_http",
     "StepResult": "_caches",
     "errors": "errors",
+    "torch": "torch",
 }
 
 __all__ = [
@@ -49,7 +50,9 @@ __all__ = [
     "Client",
     "Figure",
     "LayerShape",
+    "LinearOptions",
     "LinearResult",
+    "LshOptions",
     "LshResult",
     "Options",
     "Retry",
@@ -73,9 +76,9 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module = importlib.import_module(f".{_LATER[name]}", __name__)
-    found = globals()[name] = module if name == "errors" else getattr(module, name)
+    found = globals()[name] = module if name == _LATER[name] else getattr(module, name)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LATER])
+    return sorted([*__all__, "torch"])

@@ -128,6 +128,11 @@ class Numpy:
     def empty(cls, like: Any, shape: Shape, code: int) -> Any:
         return np.empty(shape, cls.dtype(code))
 
+    @classmethod
+    def of_memory(cls, numbers: np.ndarray[Any, Any], code: int) -> Any:
+        """An array in the memory of `numbers`, which have this type, or uint16 for bfloat16."""
+        return numbers.view(cls.dtype(code))
+
     @staticmethod
     def check_writable(name: str, x: np.ndarray[Any, Any]) -> None:
         if not x.flags.writeable:
@@ -176,6 +181,10 @@ class Torch:
 
     def empty(self, like: Any, shape: Shape, code: int) -> Any:
         return self._torch.empty(shape, dtype=self._types[code])
+
+    def of_memory(self, numbers: np.ndarray[Any, Any], code: int) -> Any:
+        tensor = self._torch.from_numpy(numbers.view(np.int16) if code == capi.BF16 else numbers)
+        return tensor.view(self._types[code])
 
     @staticmethod
     def check_writable(name: str, x: Any) -> None:
@@ -235,6 +244,7 @@ class DLPack:
         return Numpy.empty(like, shape, code)
 
     address = Numpy.address  # of what empty() returns
+    of_memory = Numpy.of_memory
 
     @staticmethod
     def check_writable(name: str, x: Any) -> None:

@@ -107,6 +107,10 @@ class AsyncClient(_Asynchronous):
         super().__init__(Client(url, **options), _Threads(threads))
 
     attend = _in_thread(Client.attend)
+    attend_backward = _in_thread(Client.attend_backward)
+    linear_attention = _in_thread(Client.linear_attention)
+    lsh_attention = _in_thread(Client.lsh_attention)
+    infer = _in_thread(Client.infer)
     diagnose = _in_thread(Client.diagnose)
     estimate_memory = _in_thread(Client.estimate_memory)
     info = _in_thread(Client.info)

@@ -475,24 +475,36 @@ def lengths(name: str, value: Any) -> Any:
     return value
 
 
+class Call(NamedTuple):
+    """What a function was called with."""
+
+    inputs: dict[str, Any]  # arrays
+    options: dict[str, Any]  # the others, with hashable values
+    wanted: tuple[str, ...]  # outputs
+
+
 SCALARS = frozenset(_SETTERS) - {"scores"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def shows_options(function: F) -> F:
-    """Lists Options in the function's signature, which help() and notebooks show."""
-    signature = inspect.signature(function)
-    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+def shows(options: type) -> Callable[[F], F]:
+    """Lists the options in a function's signature, which help() and notebooks show."""
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
-        for name, annotation in Options.__annotations__.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation.__forward_arg__)
+        for name, annotation in options.__annotations__.items()
     ]
-    function.__signature__ = signature.replace(parameters=named + more)  # type: ignore[attr-defined]
-    return function
+
+    def show(function: F) -> F:
+        signature = inspect.signature(function)
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=named + more)  # type: ignore[attr-defined]
+        return function
+
+    return show
 
 
-@shows_options
+@shows(Options)
 def attention(q: A, k: Array, v: Array | None = None, *, out: A | None = None, **options: Unpack[Options]) -> A:
     """Exact attention, softmax(scale * q k^T + mask) v, as the ONNX operator Attention defines it.
 
@@ -530,7 +542,7 @@ class AttendResult(Generic[A]):
         return _plot.summary(outputs, self.plan)
 
 
-@shows_options
+@shows(Options)
 def attend(
     q: A,
     k: Array,
@@ -559,7 +571,7 @@ def attend(
     return AttendResult(**results, plan=plan.description)
 
 
-@shows_options
+@shows(Options)
 def attend_backward(
     q: A,
     k: Array,
@@ -577,6 +589,21 @@ def attend_backward(
     `gradients`: "dq", "dk", "dv" (the default), "d_mask", "d_head_sink", ... of inputs that are given, each with the
     type and shape of its input. With y and lse of the forward pass, the call need not compute them again. `dlse` is the
     gradient by lse. See docs/gradients.md."""
+    call = backward_call(q, k, v, dy, gradients, y, lse, dlse, options)
+    return _run.run(_prepare_backward, *call)[0]
+
+
+def backward_call(
+    q: Array,
+    k: Array,
+    v: Array | None,
+    dy: Array,
+    gradients: Sequence[str] | None,
+    y: Array | None,
+    lse: Array | None,
+    dlse: Array | None,
+    options: Options,
+) -> Call:
     if (y is None) != (lse is None):
         raise ValueError("y and lse belong together: both or neither")
     inputs: dict[str, Any] = {"q": q, "k": k, "dy": dy}
@@ -589,8 +616,7 @@ def attend_backward(
             raise ValueError(f"gradients has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
         if _GRADIENTS[name] not in inputs:
             raise ValueError(f"gradients has {name}, but there is no {_GRADIENTS[name]}")
-    results, _ = _run.run(_prepare_backward, inputs, scalars, tuple(gradients))
-    return results
+    return Call(inputs, scalars, tuple(gradients))
 
 
 def merge(parts: Iterable[AttendResult[A] | tuple[A, A]], *, layout: Literal["BHSD", "BSHD"] = "BHSD") -> AttendResult[A]:

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 from . import _messages, capi
 from ._arrays import A, Array, Layout
-from ._attention import SCALARS, TENSORS, AttendResult, Options, Scores, fill, shows_options, split
+from ._attention import SCALARS, TENSORS, AttendResult, Call, Options, Scores, backward_call, check, fill, shows, split
 from ._caches import Cache, CacheItem, Caches, StepOptions, StepResult
 from ._http import Calls, Endpoint, Retry
+from ._operators import (
+    LinearOptions,
+    LinearResult,
+    LshOptions,
+    LshResult,
+    linear_call,
+    linear_problem,
+    linear_result,
+    lsh_call,
+    lsh_problem,
+)
 from ._reports import CacheInfo, Diagnosis, Float, LayerShape, MemoryEstimates, ServerInfo, Storage, camel
-from ._server import Sent, Server, dtype_name, received
+from ._server import CODES, Sent, Server, dtype_name, received
 from .errors import Unavailable
 
 Path = str | os.PathLike[str]
@@ -37,14 +48,56 @@ def _attend_request(
     scalars = split(inputs, options, TENSORS, SCALARS)
     if scores is not None:
         scalars["scores"] = scores
+    request = _fields(inputs, scalars) | {"score_output": capi.SCORE_OUTPUTS.get(scores or "")}
+    return request | {"want_lse": lse, "want_present": present}
+
+
+def _backward_request(call: Call) -> dict[str, Any]:
+    """Likewise for rapt.attend_backward, the fields of AttendBackwardRequest."""
+    forward = _fields(call.inputs, call.options)
+    request = {name: forward.pop(name) for name in list(forward) if name in _messages.ATTEND_BACKWARD_REQUEST}
+    return request | {"call": forward, "gradients": call.wanted}
+
+
+def _fields(inputs: dict[str, Any], scalars: dict[str, Any]) -> dict[str, Any]:
     tensors = {name: Sent.of(name, x) for name, x in inputs.items()}
     layouts = tuple((name, x.layout) for name, x in tensors.items())
-    attributes = _attributes(layouts, tuple(scalars.items()))
-    request: dict[str, Any] = {"attention": [attributes], "score_output": capi.SCORE_OUTPUTS.get(scores or "")}
-    request |= {"want_lse": lse, "want_present": present}
+    request: dict[str, Any] = {"attention": [_attributes(layouts, tuple(scalars.items()))]}
     for name, x in tensors.items():
         request["alpha" if name == "head_alpha" else name] = x.data.tolist() if name == "key_lengths" else x.message()
     return request
+
+
+def _linear_request(call: Call) -> dict[str, Any]:
+    """Likewise for rapt.linear_attention, the fields of LinearAttendRequest."""
+    tensors = {name: Sent.of(name, x) for name, x in call.inputs.items()}
+    problem, _ = linear_problem({name: x.layout for name, x in tensors.items()}, call.options, call.wanted)
+    request: dict[str, Any] = {name: x.message() for name, x in tensors.items() if name != "key_lengths"}
+    if "key_lengths" in tensors:
+        request["nonpad_kv_seqlen"] = tensors["key_lengths"].data.tolist()
+    for name in ("update_rule", "scale", "chunk_size", "feature_map", "normalize", "error_rows"):
+        request[name] = getattr(problem, name)
+    draws = problem.feature_map == capi.FEATURE_MAPS["favor"] and "projection" not in tensors
+    request["seed"] = problem.seed if draws else None
+    request |= {"q_num_heads": problem.query_heads, "kv_num_heads": problem.kv_heads, "is_causal": not problem.bidirectional}
+    request["num_features"] = problem.num_features or None
+    request["state_type"] = CODES.get(problem.state_dtype)
+    return request | {f"want_{name}": name in call.wanted for name in ("present_state", "present_normalizer")}
+
+
+_LSH_NAMES = {"q": "QK", "v": "V", "k": "K", "key_lengths": "nonpad_kv_seqlen", "y": "Y"}  # of the model's tensors
+
+
+def _lsh_parameters(call: Call) -> dict[str, Any]:
+    """Likewise for rapt.lsh_attention, the parameters of its model."""
+    layouts = {name: Sent.of(name, x).layout for name, x in call.inputs.items()}
+    problem, _ = lsh_problem(layouts, call.options, call.wanted)
+    names = ["num_hashes", "num_buckets", "chunk_length", "chunks_after"]
+    names += ["scale"] if problem.scale else []
+    names += ["chunks_before"] if problem.has_chunks_before else []
+    parameters = {name: getattr(problem, name) for name in names}
+    parameters |= {"form": "simple" if "k" in layouts else "reformer", "is_causal": bool(problem.causal)}
+    return parameters if call.options["seed"] is None else parameters | {"seed": call.options["seed"]}
 
 
 @functools.lru_cache(512)
@@ -120,7 +173,7 @@ class Client:
         self._caches.renewals.stop()
         self._calls.close()
 
-    @shows_options
+    @shows(Options)
     def attend(
         self,
         q: A,
@@ -147,7 +200,80 @@ class Client:
             timeout,
         )
 
-    @shows_options
+    @shows(Options)
+    def attend_backward(
+        self,
+        q: A,
+        k: Array,
+        v: Array | None,
+        dy: Array,
+        *,
+        gradients: Sequence[str] | None = None,
+        y: Array | None = None,
+        lse: Array | None = None,
+        dlse: Array | None = None,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> dict[str, A]:
+        """rapt.attend_backward() at the server."""
+        call = backward_call(q, k, v, dy, gradients, y, lse, dlse, options)
+        return self._server.compute(
+            "/rapt/v1/attend-backward",
+            _messages.ATTEND_BACKWARD_REQUEST,
+            _backward_request(call),
+            _messages.ATTEND_BACKWARD_RESPONSE,
+            lambda response: {name: received(name, response.get(name), q) for name in call.wanted},
+            timeout,
+        )
+
+    @shows(LinearOptions)
+    def linear_attention(
+        self, query: A, key: Array, value: Array, *, timeout: float | None = None, **options: Unpack[LinearOptions]
+    ) -> LinearResult[A]:
+        """rapt.linear_attention() at the server. A state goes from call to call as past_state and past_normalizer."""
+        call = linear_call(query, key, value, options)
+        return self._server.compute(
+            "/rapt/v1/linear-attend",
+            _messages.LINEAR_ATTEND_REQUEST,
+            _linear_request(call),
+            _messages.LINEAR_ATTEND_RESPONSE,
+            lambda response: linear_result(
+                {name: received(name, response.get(name), query) for name in call.wanted}, response.get("plan", "")
+            ),
+            timeout,
+        )
+
+    @shows(LshOptions)
+    def lsh_attention(
+        self, q: A, v: Array, *, timeout: float | None = None, **options: Unpack[LshOptions]
+    ) -> LshResult[A]:
+        """rapt.lsh_attention() at the server."""
+        call = lsh_call(q, v, options)
+        inputs = {_LSH_NAMES.get(name, name): x for name, x in call.inputs.items()}
+        outputs = [_LSH_NAMES.get(name, name) for name in call.wanted]
+        answer = self._server.infer("lsh_attention", inputs, outputs, _lsh_parameters(call), timeout)
+        return LshResult(answer.outputs["Y"], answer.outputs.get("buckets"), answer.plan)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, A],
+        outputs: Sequence[str] = (),
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, A]:
+        """Calls a model of the Open Inference Protocol, such as "rotary_embedding", by the names that its metadata
+        lists. Returns the outputs of these names, by default those that the server chooses, of the kind of the first
+        input.
+
+        Not for sequences (`sequence_id`): a repeated call would append its tokens again. create_cache() is for them."""
+        if not inputs:
+            raise ValueError("inputs is empty; a model needs at least one")
+        check("sequence_id" not in (parameters or {}), "parameters has sequence_id", "use create_cache()")
+        return self._server.infer(model, inputs, outputs, parameters or {}, timeout).outputs
+
+    @shows(Options)
     def diagnose(
         self, q: Array, k: Array, v: Array | None = None, *, timeout: float | None = None, **options: Unpack[Options]
     ) -> Diagnosis:

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +24,13 @@ from . import capi
 from .errors import CallError, DeadlineExceeded, InternalError, ResourceExhausted, Unavailable, error_of
 
 Buffer = bytes | bytearray | memoryview
+PayloadAt = Callable[[memoryview], int]  # see Calls.call()
 
 _MOST_IDLE = 64  # connections that are kept
 _MOST_BUFFERS = 64  # of a sendmsg()
 _MOST_HEAD_BYTES = 65536
+_PEEKED_BYTES = 512  # of a body, to find where its payload begins
+_ALIGNMENT = 64  # of a payload
 _LONGEST = 365 * 24 * 3600.0  # s
 
 
@@ -195,6 +198,13 @@ class _Stream:
             raise ConnectionResetError("the server closed the connection in the middle of a call")
         return count
 
+    def peek(self, count: int) -> memoryview:
+        """Returns the next bytes, at least `count`, and leaves them to be read."""
+        place = memoryview(bytearray(_PEEKED_BYTES))
+        while len(self._buffer) < count:
+            self._buffer += place[: self._receive(place)]
+        return memoryview(self._buffer)
+
     def until(self, mark: bytes, most: int) -> bytes:
         """Returns the bytes before the mark and removes both. Raises _Malformed if there are more than `most`."""
         place = memoryview(bytearray(16384))
@@ -242,6 +252,13 @@ class _Stream:
                 break
             body += place[:count]
         return memoryview(body)
+
+
+def _room(size: int, payload_at: int) -> memoryview:
+    """New memory for a body whose byte `payload_at` is aligned."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -(memory.ctypes.data + payload_at) % _ALIGNMENT
+    return memory[first : first + size].data
 
 
 def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
@@ -294,6 +311,11 @@ def _connected(endpoint: Endpoint, deadline: Deadline, stop: Stop) -> socket.soc
                 raise
 
 
+def _check_size(size: int, most: int, status: int) -> None:
+    if size > most:
+        raise ResourceExhausted(f"the answer has more than max_message_bytes, {most}", status)
+
+
 class _Connection:
     """An open connection, of one call at a time."""
 
@@ -337,7 +359,7 @@ class _Connection:
             if sent > 0:
                 views[first] = views[first][sent:]
 
-    def receive(self, deadline: Deadline, most: int) -> tuple[Answer, bool]:
+    def receive(self, deadline: Deadline, most: int, payload_at: PayloadAt) -> tuple[Answer, bool]:
         """Returns the answer, and whether the connection can carry another call. ResourceExhausted if the answer has more
         than `most` bytes."""
         stream = _Stream(self.socket, deadline)
@@ -355,11 +377,11 @@ class _Connection:
         elif not re.fullmatch(r"[0-9]{1,18}", length):
             raise _Malformed(f"a body of {length!r:.50} bytes")
         else:
-            body = np.empty(min(int(length), most + 1), np.uint8).data
-            if int(length) <= most:
-                stream.fill(body)
-        if len(body) > most:
-            raise ResourceExhausted(f"the answer has more than max_message_bytes, {most}", status)
+            size = int(length)
+            _check_size(size, most, status)
+            body = _room(size, payload_at(stream.peek(min(size, _PEEKED_BYTES))))
+            stream.fill(body)
+        _check_size(len(body), most, status)
         return Answer(status, headers, body), not (ends or stream.has_more())
 
 
@@ -401,8 +423,10 @@ class Calls:
         headers: str = "",
         timeout: float | None = None,
         retries: Retry | None = None,
+        payload_at: PayloadAt = lambda start: 0,
     ) -> Answer:
-        """Returns the answer of status 200. `headers`: lines. Raises CallError."""
+        """Returns the answer of status 200. `headers`: lines. `payload_at` tells from the first bytes of the answer which of
+        them is to be aligned. Raises CallError."""
         if os.getpid() != self.pid:
             raise RuntimeError("the client was made by another process; make one after fork()")
         retries = retries or self._retries
@@ -415,7 +439,7 @@ class Calls:
         attempts = 1
         while True:
             try:
-                answer = self._attempt(head, body, deadline, stop)
+                answer = self._attempt(head, body, deadline, stop, payload_at)
                 if answer.status == 200:
                     return answer
                 error, wait = _error_of(answer), _retry_after(answer)
@@ -433,13 +457,15 @@ class Calls:
                 raise error
             attempts += 1
 
-    def _attempt(self, head: str, body: Sequence[Buffer], deadline: Deadline, stop: Stop) -> Answer:
+    def _attempt(
+        self, head: str, body: Sequence[Buffer], deadline: Deadline, stop: Stop, payload_at: PayloadAt
+    ) -> Answer:
         connection: _Connection | None = None
         try:
             connection = self._take() or _Connection(self._endpoint, deadline, stop)
             stop.watch(connection.socket)
             try:
-                answer, is_reusable = self._exchange(connection, head, body, deadline)
+                answer, is_reusable = self._exchange(connection, head, body, deadline, payload_at)
             except (ConnectionError, ssl.SSLError):
                 # The server may have closed it while it was idle. On a new one the call starts anew.
                 if not connection.is_used or stop.is_requested():
@@ -447,7 +473,7 @@ class Calls:
                 connection.close()
                 connection = _Connection(self._endpoint, deadline, stop)
                 stop.watch(connection.socket)
-                answer, is_reusable = self._exchange(connection, head, body, deadline)
+                answer, is_reusable = self._exchange(connection, head, body, deadline, payload_at)
             stop.watch(None)  # before another call has the connection
             if is_reusable and self._give(connection):
                 connection = None
@@ -466,18 +492,18 @@ class Calls:
                 connection.close()
 
     def _exchange(
-        self, connection: _Connection, head: str, body: Sequence[Buffer], deadline: Deadline
+        self, connection: _Connection, head: str, body: Sequence[Buffer], deadline: Deadline, payload_at: PayloadAt
     ) -> tuple[Answer, bool]:
         try:
             connection.send([f"{head}Grpc-Timeout: {deadline.header()}\r\n\r\n".encode(), *body], deadline)
         except (BrokenPipeError, ConnectionResetError):
             # An answer that came before the whole request was sent says why.
             try:
-                return connection.receive(deadline, self._max_message_bytes)[0], False
+                return connection.receive(deadline, self._max_message_bytes, payload_at)[0], False
             except (OSError, _Malformed):
                 pass
             raise
-        return connection.receive(deadline, self._max_message_bytes)
+        return connection.receive(deadline, self._max_message_bytes, payload_at)
 
     def _take(self) -> _Connection | None:
         while True:

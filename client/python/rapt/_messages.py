@@ -78,6 +78,63 @@ ATTEND_RESPONSE: Schema = {
     "present_value": (5, TENSOR),
     "plan": (7, TEXT),
 }
+ATTEND_BACKWARD_REQUEST: Schema = {
+    "call": (1, ATTEND_REQUEST),
+    "dy": (2, TENSOR),
+    "y": (3, TENSOR),
+    "lse": (4, TENSOR),
+    "dlse": (5, TENSOR),
+    "gradients": (6, [TEXT]),
+}
+ATTEND_BACKWARD_RESPONSE: Schema = {
+    "dq": (1, TENSOR),
+    "dk": (2, TENSOR),
+    "dv": (3, TENSOR),
+    "d_mask": (4, TENSOR),
+    "d_past_key": (5, TENSOR),
+    "d_past_value": (6, TENSOR),
+    "d_attention_bias": (7, TENSOR),
+    "d_head_sink": (8, TENSOR),
+    "d_alibi_slopes": (9, TENSOR),
+    "d_bias_table": (10, TENSOR),
+    "d_relative_bias": (11, TENSOR),
+    "d_relative_keys": (12, TENSOR),
+    "d_relative_values": (13, TENSOR),
+    "d_relative_query": (14, TENSOR),
+    "d_additive_weight": (15, TENSOR),
+}
+LINEAR_ATTEND_REQUEST: Schema = {
+    "query": (1, TENSOR),
+    "key": (2, TENSOR),
+    "value": (3, TENSOR),
+    "past_state": (4, TENSOR),
+    "decay": (5, TENSOR),
+    "beta": (6, TENSOR),
+    "projection": (7, TENSOR),
+    "past_normalizer": (8, TENSOR),
+    "nonpad_kv_seqlen": (9, [INT]),
+    "q_num_heads": (10, INT),
+    "kv_num_heads": (11, INT),
+    "update_rule": (12, INT),
+    "scale": (13, DOUBLE),
+    "chunk_size": (14, INT),
+    "is_causal": (15, INT),
+    "feature_map": (16, INT),
+    "normalize": (17, INT),
+    "num_features": (18, INT),
+    "seed": (19, INT),
+    "state_type": (20, INT),
+    "error_rows": (21, INT),
+    "want_present_state": (22, INT),
+    "want_present_normalizer": (23, INT),
+}
+LINEAR_ATTEND_RESPONSE: Schema = {
+    "output": (1, TENSOR),
+    "present_state": (2, TENSOR),
+    "present_normalizer": (3, TENSOR),
+    "relative_error": (4, TENSOR),
+    "plan": (6, TEXT),
+}
 DIAGNOSE_REQUEST: Schema = {"call": (1, ATTEND_REQUEST)}
 APPEND_PART: Schema = {
     "cache": (1, TEXT),
@@ -221,6 +278,30 @@ def decode(schema: Schema, data: memoryview) -> dict[str, Any]:
         else:
             values[name] = _value(kind, value)
     return values
+
+
+def payload_at(schema: Schema, start: memoryview) -> int:
+    """Where the bytes of a field begin that go beyond `start`, the first bytes of a message; 0 if there is no such field."""
+    at = 0
+    try:
+        while at < len(start):
+            key, at = _read_varint(start, at)
+            if key & 7 == _VARINT:
+                at = _read_varint(start, at)[1]
+                continue
+            size = {_FIXED64: 8, _FIXED32: 4}.get(key & 7)
+            if size is None:
+                size, at = _read_varint(start, at)
+            if at + size <= len(start):
+                at += size
+                continue
+            kind = next((kind for number, kind in schema.values() if number == key >> 3), None)
+            if not isinstance(kind, dict):
+                return at if kind == BYTES else 0
+            schema = kind
+    except (ValueError, IndexError):
+        pass  # decode() will say what is wrong
+    return 0
 
 
 def _unpacked(value: int | memoryview) -> Iterator[int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, Required, TypedDict, Unpack
 
 from . import _arrays, _run, capi
 from ._arrays import A, Array, Layout
-from ._attention import check, choice, integer, lengths, real, text
+from ._attention import Call, Number, check, choice, integer, real, shows, split, text
 
 DType = Literal["float32", "float16", "bfloat16", "float64"]
 _DTYPES = {name: code for code, name in _arrays.NAMES.items() if code in _arrays.FLOATS}
@@ -69,74 +69,85 @@ class LinearResult(Generic[A]):
     plan: str = ""
 
 
-def linear_attention(
-    query: A,
-    key: Array,
-    value: Array,
-    *,
-    query_heads: int,
-    kv_heads: int,
-    update_rule: Literal["gated_delta", "linear", "gated", "delta"] = "gated_delta",
-    past_state: Array | None = None,
-    past_normalizer: Array | None = None,
-    decay: Array | None = None,
-    beta: Array | None = None,
-    projection: Array | None = None,
-    key_lengths: Sequence[int] | Array | None = None,
-    scale: float | None = None,
-    causal: bool = True,
-    feature_map: Literal["none", "elu1", "relu", "favor"] = "none",
-    normalize: bool = False,
-    num_features: int | None = None,
-    seed: int = 0,
-    state_type: DType | None = None,
-    chunk_size: int = 0,
-    error_rows: int = 0,
-    present_state: bool = False,
-    present_normalizer: bool = False,
-) -> LinearResult[A]:
+class LinearOptions(TypedDict, total=False):
+    """The options of linear_attention. Letters: B batch, T tokens, Hq query heads, Hkv key and value heads, d_k and d_v the
+    head sizes of keys and values; features are d_k, or num_features of the feature map "favor", which estimates softmax
+    attention."""
+
+    query_heads: Required[int]  # Hq
+    kv_heads: Required[int]  # Hkv
+    update_rule: Literal["gated_delta", "linear", "gated", "delta"]  # gated_delta by default
+    past_state: Array | None  # [B, Hkv, features, d_v]; None: 0
+    past_normalizer: Array | None  # [B, Hkv, features], beside past_state if the output is normalized
+    decay: Array | None  # [B, T, Hkv] or [B, T, Hkv * d_k], at most 0
+    beta: Array | None  # [B, T, Hkv] or [B, T, 1], 0 to 1
+    projection: Array | None  # [num_features, d_k], the directions of favor; None: drawn from seed
+    key_lengths: Sequence[int] | Array | None  # [B], int64: how many of the T tokens are valid
+    scale: Number | None  # None: 1 / sqrt(d_k)
+    causal: bool  # True by default
+    feature_map: Literal["none", "elu1", "relu", "favor"]
+    normalize: bool  # divide by the sum of the products with keys
+    num_features: int | None  # of favor; None: the rows of projection, or floor(d_k ln d_k)
+    seed: int
+    state_type: DType | None  # of present_state; None: past_state's, or query's
+    chunk_size: int  # a hint, which changes only the rounding; 0: 64
+    error_rows: int  # of favor: rows whose error is measured
+    present_state: bool  # return it
+    present_normalizer: bool
+
+
+_LINEAR_TENSORS = ("past_state", "past_normalizer", "decay", "beta", "projection", "key_lengths")
+
+
+def _given(
+    options: Mapping[str, Any], kind: type, tensors: Sequence[str], required: Sequence[str], inputs: dict[str, Any]
+) -> dict[str, Any]:
+    """Adds those options that are tensors to the inputs, and returns the others. `required`: not in the kind, as the runtime
+    does not see it there."""
+    given = split(inputs, options, tensors, kind.__annotations__.keys() - set(tensors))
+    for name in required:
+        if name not in given:
+            raise TypeError(f"{name} is missing")
+    return given
+
+
+@shows(LinearOptions)
+def linear_attention(query: A, key: Array, value: Array, **options: Unpack[LinearOptions]) -> LinearResult[A]:
     """A state instead of keys, as the ONNX operator LinearAttention: for each token S = e^decay S + k u^T and
     output = scale * S^T q, with u = value, or beta * (value - (e^decay S)^T k) of a delta rule.
 
-    query [B, T, Hq * d_k], key [B, T, Hkv * d_k] and value [B, T, Hkv * d_v] have one float type; decay [B, T, Hkv] or
-    [B, T, Hkv * d_k]; beta [B, T, Hkv] or [B, T, 1]; past_state [B, Hkv, features, d_v]; past_normalizer
-    [B, Hkv, features]; projection [num_features, d_k]. features are d_k, or num_features of the feature map "favor", which
-    estimates softmax attention with directions drawn from `seed`. Arrays are row-major. Errors are those of
-    attention()."""
-    tensors = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "past_state": past_state,
-        "past_normalizer": past_normalizer,
-        "decay": decay,
-        "beta": beta,
-        "projection": projection,
-        "key_lengths": None if key_lengths is None else lengths("key_lengths", key_lengths),
-    }
-    options = {
-        "query_heads": query_heads,
-        "kv_heads": kv_heads,
-        "update_rule": choice("update_rule", update_rule, capi.UPDATE_RULES),
-        "scale": 0.0 if scale is None else real("scale", scale),
-        "bidirectional": not causal,
-        "feature_map": choice("feature_map", feature_map, capi.FEATURE_MAPS),
-        "normalize": bool(normalize),
-        "num_features": 0 if num_features is None else integer("num_features", num_features, 1, 65536),
-        "seed": integer("seed", seed, 0, 2**64 - 1),
+    query [B, T, Hq * d_k], key [B, T, Hkv * d_k] and value [B, T, Hkv * d_v] have one float type. All arrays are row-major.
+    rapt.LinearOptions lists the options. Errors are those of attention()."""
+    results, plan = _run.run(_prepare_linear, *linear_call(query, key, value, options))
+    return linear_result(results, plan.description)
+
+
+def linear_result(outputs: dict[str, Any], plan: str) -> LinearResult[Any]:
+    if "relative_error" in outputs:
+        outputs["relative_error"] = float(outputs["relative_error"][0])
+    return LinearResult(**outputs, plan=plan)
+
+
+def linear_call(query: Array, key: Array, value: Array, options: LinearOptions) -> Call:
+    inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
+    given = _given(options, LinearOptions, _LINEAR_TENSORS, ("query_heads", "kv_heads"), inputs)
+    wanted = [name for name in ("present_state", "present_normalizer") if given.get(name)]
+    state_type = given.get("state_type")
+    fields = {
+        "query_heads": integer("query_heads", given["query_heads"], 1, 65536),
+        "kv_heads": integer("kv_heads", given["kv_heads"], 1, 65536),
+        "update_rule": choice("update_rule", given.get("update_rule", "gated_delta"), capi.UPDATE_RULES),
+        "scale": real("scale", given.get("scale", 0)),
+        "bidirectional": not given.get("causal", True),
+        "feature_map": choice("feature_map", given.get("feature_map", "none"), capi.FEATURE_MAPS),
+        "normalize": bool(given.get("normalize")),
+        "num_features": integer("num_features", given["num_features"], 1, 65536) if "num_features" in given else 0,
+        "seed": integer("seed", given.get("seed", 0), 0, 2**64 - 1),
         "state_dtype": 0 if state_type is None else choice("state_type", state_type, _DTYPES),
-        "chunk_size": integer("chunk_size", chunk_size),
-        "error_rows": integer("error_rows", error_rows),
+        "chunk_size": integer("chunk_size", given.get("chunk_size", 0)),
+        "error_rows": integer("error_rows", given.get("error_rows", 0)),
     }
-    wanted = ["output"]
-    wanted += ["present_state"] if present_state else []
-    wanted += ["present_normalizer"] if present_normalizer else []
-    wanted += ["relative_error"] if error_rows else []
-    inputs = {name: x for name, x in tensors.items() if x is not None}
-    results, plan = _run.run(_prepare_linear, inputs, options, tuple(wanted))
-    if error_rows:
-        results["relative_error"] = float(results["relative_error"][0])
-    return LinearResult(**results, plan=plan.description)
+    return Call(inputs, fields, ("output", *wanted, *(["relative_error"] if fields["error_rows"] else [])))
 
 
 def _prepare_linear(
@@ -146,8 +157,14 @@ def _prepare_linear(
     wanted: tuple[str, ...],
     given: dict[str, Layout],
 ) -> _run.Prepared:
-    heads = {name: integer(name, options[name], 1, 65536) for name in ("query_heads", "kv_heads")}
-    shapes = _Shapes(layouts, {"Hq": heads["query_heads"], "Hkv": heads["kv_heads"]})
+    return _prepared(context, layouts, *linear_problem(layouts, options, wanted))
+
+
+def linear_problem(
+    layouts: dict[str, Layout], options: dict[str, Any], wanted: tuple[str, ...]
+) -> tuple[capi.LinearProblem, list[_run.Output]]:
+    """The problem of a linear_call(), and its outputs."""
+    shapes = _Shapes(layouts, {"Hq": options["query_heads"], "Hkv": options["kv_heads"]})
     batch, tokens = shapes.axis("query", 0, 3), shapes.axis("query", 1, 3)
     key_size, value_size = shapes.heads_in("query", "Hq"), shapes.heads_in("value", "Hkv")
     dtype = shapes.check("query", "B,T,Hq*d_k", B=batch, T=tokens, d_k=key_size, d_v=value_size)
@@ -177,20 +194,20 @@ def _prepare_linear(
     elif "past_state" in layouts:
         check(not (options["normalize"] or features != key_size), "past_normalizer is missing beside past_state")
     if "decay" in layouts:
-        problem.has_key_decays = shapes.axis("decay", 2, 3) != heads["kv_heads"]
+        problem.has_key_decays = shapes.axis("decay", 2, 3) != options["kv_heads"]
         problem.decay_dtype = shapes.check("decay", "B,T,Hkv*d_k" if problem.has_key_decays else "B,T,Hkv")
     if "beta" in layouts:
         problem.has_one_beta = shapes.axis("beta", 2, 3) == 1
         problem.beta_dtype = shapes.check("beta", "B,T,1" if problem.has_one_beta else "B,T,Hkv")
     state = options["state_dtype"] or problem.past_dtype or dtype
     outputs = {
-        "output": (batch, tokens, heads["query_heads"] * value_size),
-        "present_state": (batch, heads["kv_heads"], features, value_size),
-        "present_normalizer": (batch, heads["kv_heads"], features),
+        "output": (batch, tokens, options["query_heads"] * value_size),
+        "present_state": (batch, options["kv_heads"], features, value_size),
+        "present_normalizer": (batch, options["kv_heads"], features),
         "relative_error": (1,),
     }
     types = {"output": dtype, "present_state": state, "present_normalizer": state, "relative_error": capi.FP32}
-    return _prepared(context, problem, layouts, [_run.Output(n, n, outputs[n], types[n]) for n in wanted])
+    return problem, [_run.Output(name, name, outputs[name], types[name]) for name in wanted]
 
 
 def _usual_features(key_size: int) -> int:
@@ -205,51 +222,52 @@ class LshResult(Generic[A]):
     plan: str = ""
 
 
-def lsh_attention(
-    q: A,
-    v: Array,
-    *,
-    k: Array | None = None,
-    chunk_length: int,
-    num_hashes: int = 1,
-    num_buckets: int = 0,
-    chunks_before: int | None = None,
-    chunks_after: int = 0,
-    rotations: Array | None = None,
-    seed: int | None = None,
-    key_lengths: Sequence[int] | Array | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    buckets: bool = False,
-) -> LshResult[A]:
+class LshOptions(TypedDict, total=False):
+    """The options of lsh_attention. Letters: B batch, H heads, S tokens, D the head size of queries and keys."""
+
+    chunk_length: Required[int]  # divides S, or is at least S: then nothing is hashed
+    k: Array | None  # [B, H, S, D]: the simple form of tutorials, which hashes keys, whose chunks see themselves alone
+    num_hashes: int  # 1 by default
+    num_buckets: int  # even; 0: the largest power of two up to 2 S / chunk_length
+    chunks_before: int | None  # that a chunk sees; None: 1, of the simple form 0
+    chunks_after: int
+    rotations: Array | None  # [H or 1, D, num_hashes, num_buckets / 2], of the simple form [H or 1, D, num_hashes, D]
+    seed: int | None  # from which rotations are drawn if they are not given
+    key_lengths: Sequence[int] | Array | None  # [B], int64: how many of the S tokens are valid
+    causal: bool
+    scale: Number | None  # None: 1 / sqrt(D)
+    buckets: bool  # return them
+
+
+_LSH_TENSORS = ("k", "rotations", "key_lengths")
+
+
+@shows(LshOptions)
+def lsh_attention(q: A, v: Array, **options: Unpack[LshOptions]) -> LshResult[A]:
     """Attention by locality-sensitive hashing, as in the Reformer: each token sees those in its chunk of the sequence that
     is sorted by bucket, and in the chunks beside it.
 
-    q [B, H, S, D] are queries and keys, v [B, H, S, Dv]. With k, it is the simple form of tutorials, which hashes keys,
-    whose chunks see themselves alone. rotations [H or 1, D, num_hashes, num_buckets / 2], of the simple form
-    [H or 1, D, num_hashes, D], or are drawn from `seed`. chunk_length divides S, or is at least S: then nothing is hashed.
-    Arrays are row-major. Errors are those of attention()."""
-    tensors = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "rotations": rotations,
-        "key_lengths": None if key_lengths is None else lengths("key_lengths", key_lengths),
-    }
-    options = {
-        "chunk_length": integer("chunk_length", chunk_length),
-        "num_hashes": integer("num_hashes", num_hashes, 1, 1024),
-        "num_buckets": integer("num_buckets", num_buckets),
-        "has_chunks_before": chunks_before is not None,
-        "chunks_before": 0 if chunks_before is None else integer("chunks_before", chunks_before),
-        "chunks_after": integer("chunks_after", chunks_after),
-        "seed": None if seed is None else integer("seed", seed, 0, 2**64 - 1),
-        "causal": bool(causal),
-        "scale": 0.0 if scale is None else real("scale", scale),
-    }
-    inputs = {name: x for name, x in tensors.items() if x is not None}
-    results, plan = _run.run(_prepare_lsh, inputs, options, ("y", "buckets") if buckets else ("y",))
+    q [B, H, S, D] are queries and keys, v [B, H, S, Dv]. All arrays are row-major. rapt.LshOptions lists the options. Errors
+    are those of attention()."""
+    results, plan = _run.run(_prepare_lsh, *lsh_call(q, v, options))
     return LshResult(**results, plan=plan.description)
+
+
+def lsh_call(q: Array, v: Array, options: LshOptions) -> Call:
+    inputs: dict[str, Any] = {"q": q, "v": v}
+    given = _given(options, LshOptions, _LSH_TENSORS, ("chunk_length",), inputs)
+    fields = {
+        "chunk_length": integer("chunk_length", given["chunk_length"]),
+        "num_hashes": integer("num_hashes", given.get("num_hashes", 1), 1, 1024),
+        "num_buckets": integer("num_buckets", given.get("num_buckets", 0)),
+        "has_chunks_before": "chunks_before" in given,
+        "chunks_before": integer("chunks_before", given.get("chunks_before", 0)),
+        "chunks_after": integer("chunks_after", given.get("chunks_after", 0)),
+        "seed": integer("seed", given["seed"], 0, 2**64 - 1) if "seed" in given else None,
+        "causal": bool(given.get("causal")),
+        "scale": real("scale", given.get("scale", 0)),
+    }
+    return Call(inputs, fields, ("y", "buckets") if given.get("buckets") else ("y",))
 
 
 _LSH_FIELDS = {"q": "query", "k": "key", "v": "value", "y": "output"}
@@ -262,6 +280,13 @@ def _prepare_lsh(
     wanted: tuple[str, ...],
     given: dict[str, Layout],
 ) -> _run.Prepared:
+    return _prepared(context, layouts, *lsh_problem(layouts, options, wanted))
+
+
+def lsh_problem(
+    layouts: dict[str, Layout], options: dict[str, Any], wanted: tuple[str, ...]
+) -> tuple[capi.LshProblem, list[_run.Output]]:
+    """The problem of an lsh_call(), and its outputs."""
     shapes = _Shapes(layouts, {})
     batch, heads, length, size = (shapes.axis("q", axis, 4) for axis in range(4))
     value_size = shapes.axis("v", 3, 4)
@@ -292,12 +317,11 @@ def _prepare_lsh(
         "y": ((batch, heads, length, value_size), dtype),
         "buckets": ((batch, heads, options["num_hashes"], length), _arrays.INT32),
     }
-    made = [_run.Output(name, _LSH_FIELDS.get(name, name), *outputs[name]) for name in wanted]
-    return _prepared(context, problem, layouts, made)
+    return problem, [_run.Output(name, _LSH_FIELDS.get(name, name), *outputs[name]) for name in wanted]
 
 
 def _prepared(
-    context: capi.Context, problem: capi.Sized, layouts: dict[str, Layout], outputs: list[_run.Output]
+    context: capi.Context, layouts: dict[str, Layout], problem: capi.Sized, outputs: list[_run.Output]
 ) -> _run.Prepared:
     plan = capi.Plan(context, problem)
     return _run.Prepared(plan, plan.arguments_type(), [_LSH_FIELDS.get(name, name) for name in layouts], outputs)

@@ -80,8 +80,12 @@ def _number(x: float) -> str:
 class Figure:
     """Heat maps of heads. A notebook shows it; save() writes it as a page."""
 
-    def __init__(self, body: str) -> None:
-        self._body = body
+    def __init__(self, body: str, text: str) -> None:
+        """`body`: HTML. `text`: what it shows, where no HTML is shown."""
+        self._body, self._text = body, text
+
+    def __repr__(self) -> str:
+        return f"<{self._text}; a notebook shows it, save() writes a page>"
 
     def _repr_html_(self) -> str:
         return self._body
@@ -154,7 +158,8 @@ def plot(
     )
     begin = f"<p><strong>{html.escape(title)}</strong></p>" if title else ""
     scale = f"<p>dark {_number(low)} to bright {_number(high)}</p>"
-    return Figure(f'{begin}<div style="display:flex;flex-wrap:wrap">{pictures}</div>{scale}{tables}')
+    text = f"heat maps of {len(shown)} heads, {shown.shape[1]} queries x {shown.shape[2]} keys"
+    return Figure(f'{begin}<div style="display:flex;flex-wrap:wrap">{pictures}</div>{scale}{tables}', text)
 
 
 def summary(outputs: dict[str, Any], plan: str) -> str:

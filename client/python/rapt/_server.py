@@ -6,9 +6,10 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,19 @@ _PROTOBUF = "Content-Type: application/x-protobuf\r\n"
 # Of DataType.
 CODES = {code: code for code in range(1, 6)} | {_arrays.INT32: 8, _arrays.INT64: 9}
 _TYPES = {code: dtype for dtype, code in CODES.items()}
+
+_JSON_BYTES = "Inference-Header-Content-Length"
+# Of the Open Inference Protocol.
+_DATATYPES = {
+    capi.FP32: "FP32",
+    capi.FP16: "FP16",
+    capi.BF16: "BF16",
+    capi.FP64: "FP64",
+    capi.BOOL: "BOOL",
+    _arrays.INT32: "INT32",
+    _arrays.INT64: "INT64",
+}
+_CODES_OF = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
 
 DTYPES = {name: code for code, name in _arrays.NAMES.items() if code in _arrays.FLOATS}
 
@@ -56,7 +70,10 @@ class Sent:
 
     def message(self) -> list[Buffer]:
         head = _head(self.dtype, self.shape, self.data.nbytes)
-        return [head, self.data.reshape(-1).view(np.uint8).data] if self.data.size else [head]
+        return [head, self.bytes()] if self.data.size else [head]
+
+    def bytes(self) -> memoryview:
+        return self.data.reshape(-1).view(np.uint8).data
 
 
 @functools.lru_cache(1024)
@@ -70,15 +87,21 @@ def received(name: str, tensor: Mapping[str, Any] | None, like: A) -> A:
     """Returns a new array of the kind of `like`. Raises ValueError or LookupError if the message is not a tensor."""
     if tensor is None:
         raise ValueError(f"{name} is absent")
-    dtype, shape, data = _TYPES[tensor.get("dtype", 0)], tuple(tensor["shape"]), tensor.get("data", b"")
+    dtype, shape = _TYPES[tensor.get("dtype", 0)], tuple(tensor["shape"])
+    return array_of(name, dtype, shape, tensor.get("data", memoryview(b"")), like)
+
+
+def array_of(name: str, dtype: int, shape: tuple[int, ...], data: memoryview, like: A) -> A:
+    """Returns an array of the kind of `like` with the elements in `data`. Takes the memory that `data` is a part of if it is
+    most of it. Raises ValueError if the sizes differ."""
     element = np.dtype(np.uint16 if dtype == capi.BF16 else _arrays.Numpy.dtype(dtype))
     if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != len(data):
         raise ValueError(f"{name} of shape {list(shape)} has {len(data)} bytes")
+    numbers = np.frombuffer(data, element).reshape(shape) if len(data) > 0 else np.empty(shape, element)
+    if not numbers.flags.aligned or 2 * len(data) < memoryview(data.obj).nbytes:
+        numbers = numbers.copy()
     kind = _arrays.kind_of(name, like)
-    result = kind.empty(like, shape, dtype)
-    if len(data) > 0:
-        _arrays.as_numpy(name, result)[...] = np.frombuffer(data, element).reshape(shape)
-    made: A = kind.finish(like, result)
+    made: A = kind.finish(like, kind.of_memory(numbers, dtype))
     return made
 
 
@@ -87,6 +110,22 @@ def _understood(read: Callable[[], T]) -> T:
         return read()
     except (ValueError, TypeError, LookupError) as error:
         raise InternalError(f"not an answer of rapt-server: {type(error).__name__} {error}") from error
+
+
+@dataclass(frozen=True)
+class Inference(Generic[A]):
+    outputs: dict[str, A]
+    plan: str
+
+
+def _inference(answer: Answer, like: A) -> Inference[A]:
+    end = int(answer.headers.get(_JSON_BYTES.lower(), len(answer.body)))
+    outputs, at = {}, end
+    for output in json.loads(bytes(answer.body[:end])).get("outputs", []):
+        name, size = output["name"], output["parameters"]["binary_data_size"]
+        data, at = answer.body[at : at + size], at + size
+        outputs[name] = array_of(name, _CODES_OF[output["datatype"]], tuple(output["shape"]), data, like)
+    return Inference(outputs, answer.headers.get("rapt-plan", ""))
 
 
 class Server:
@@ -107,8 +146,41 @@ class Server:
         """Sends a message with tensors. `read` takes the answer's fields; its ValueError, TypeError and LookupError make the
         answer malformed."""
         headers = _PROTOBUF + "Accept: application/x-protobuf\r\n"
-        answer = self.calls.call("POST", path, _messages.encode(request, values), headers, timeout)
+        body, first = _messages.encode(request, values), functools.partial(_messages.payload_at, response)
+        answer = self.calls.call("POST", path, body, headers, timeout, payload_at=first)
         return _understood(lambda: read(_messages.decode(response, answer.body)))
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, A],
+        outputs: Sequence[str],
+        parameters: Mapping[str, Any],
+        timeout: float | None,
+    ) -> Inference[A]:
+        """Calls a model of the Open Inference Protocol, with its extension of binary tensors."""
+        sent = {name: Sent.of(name, x) for name, x in inputs.items()}
+        head = json.dumps(
+            {
+                "inputs": [
+                    {
+                        "name": name,
+                        "datatype": _DATATYPES[x.dtype],
+                        "shape": x.shape,
+                        "parameters": {"binary_data_size": x.data.nbytes},
+                    }
+                    for name, x in sent.items()
+                ],
+                "outputs": [{"name": name} for name in outputs],
+                "parameters": {**parameters, "binary_data_output": True},
+            },
+            default=operator.index,
+        ).encode()
+        path = f"/v2/models/{urllib.parse.quote(model, safe='')}/infer"
+        headers = f"Content-Type: application/octet-stream\r\n{_JSON_BYTES}: {len(head)}\r\n"
+        answer = self.calls.call("POST", path, [head, *(x.bytes() for x in sent.values() if x.data.size)], headers, timeout)
+        like = next(iter(inputs.values()))
+        return _understood(lambda: _inference(answer, like))
 
     def diagnose(self, kind: type[T], path: str, request: Schema, values: Mapping[str, Any], timeout: float | None) -> T:
         """Sends a message with tensors whose answer is read from JSON."""

@@ -183,6 +183,8 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
   };
   add("GET", "/rapt/v1/server", kServiceName, "GetServerInfo");
   add("POST", "/rapt/v1/attend", kServiceName, "Attend");
+  add("POST", "/rapt/v1/attend-backward", kServiceName, "AttendBackward");
+  add("POST", "/rapt/v1/linear-attend", kServiceName, "LinearAttend");
   add("POST", "/rapt/v1/estimate-memory", kServiceName, "EstimateMemory");
   add("POST", "/rapt/v1/diagnose", kServiceName, "Diagnose");
   add("GET", "/rapt/v1/caches", kCacheServiceName, "List");

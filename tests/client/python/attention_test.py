@@ -16,6 +16,8 @@ from attention_client import assert_close
 from gradients_test import CASES, DIFFERENTIABLE, assert_gradients, expected, forward, given_gradients, inputs_of
 
 TYPES = {"FP64": np.float64, "FP32": np.float32, "FP16": np.float16, "BF16": ml_dtypes.bfloat16}
+# Beyond the tolerance of the type of lse. Exponentials of BF16 in tiles are computed to some 15 bits.
+LSE_SLACK = {np.float64: 0, np.float32: 1e-5, np.float16: 1e-5, ml_dtypes.bfloat16: 1e-4}
 GRADIENT_TOLERANCES = {"FP64": 1e-12, "FP32": 1e-5, "FP16": 4e-3, "BF16": 3e-2}
 
 # The names of the Open Inference Protocol -> those of the package.
@@ -174,7 +176,7 @@ def test_parts_merge_to_the_whole(dtype, layout):
         exact = rapt.attention(*(x.astype(np.float64) for x in (q, k, v)), layout=layout, key_lengths=lengths)
         slack = 2 * float(ml_dtypes.finfo(dtype).eps)  # parts are rounded to their type
         assert_close("y", merged.y, exact, slack=slack)
-        assert_close("lse", merged.lse, whole.lse, slack=1e-6)
+        assert_close("lse", merged.lse, whole.lse, slack=LSE_SLACK[dtype])
 
 
 def test_a_part_without_keys_changes_nothing():

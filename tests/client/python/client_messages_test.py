@@ -114,6 +114,25 @@ def test_malformed_bytes_are_an_error(data):
         decode(OUTER | {"text": (16, TEXT)}, memoryview(bytes.fromhex(data)))
 
 
+@pytest.mark.parametrize(
+    ("start", "at"),
+    (
+        ("", 0),
+        ("0801" + "0a80808001", 0),  # no bytes: text
+        ("0801" + "8280808080808080808080", 0),
+        ("0801" + "fa7f8001" + "0102", 6),
+        ("0801" + "fa7f02" + "0102" + "fa7f8001", 11),
+        ("1100000000000000f0" + "1a8080808001" + "0801" + "0a80808001" + "01", 22),  # in a message
+        ("1a8080808001" + "0801" + "0a8080", 0),  # cut within a size
+        ("1a8080808001" + "4a80808001" + "01", 0),  # an unknown field
+        ("0c", 0),
+    ),
+)
+def test_the_place_of_a_payload_is_found_in_the_first_bytes(start, at):
+    schema = OUTER | {"m": (3, {"n": (1, "bytes")})}
+    assert _messages.payload_at(schema, memoryview(bytes.fromhex(start))) == at
+
+
 def test_tensors_are_not_copied():
     data = bytearray(100)
     buffers = encode(_messages.ATTEND_REQUEST, {"q": {"dtype": 1, "shape": (25,), "data": memoryview(data)}, "want_lse": 1})

@@ -12,8 +12,9 @@ import pytest
 import rapt
 from arrays_test import InNamespace, Producer, spread
 from attention_client import assert_close
-from attention_test import ROTATES, TYPES, call_of, definition
+from attention_test import LSE_SLACK, ROTATES, TYPES, call_of, definition
 from gradients_test import CASES
+from rapt import _messages
 from rapt._reports import CacheInfo
 from rapt_server import RaptServer
 from scripted_server import LossyProxy
@@ -144,6 +145,18 @@ def test_arrays_are_not_changed(client):
         (lambda c: c.attend(Q, K.astype(np.float16), V), ValueError, "k has type float16; it must be float32"),
         (lambda c: c.attend(Q, K, V, softcap=-1.0), ValueError, "softcap is -1"),
         (lambda c: c.attend(Q[0], K[0], V[0]), ValueError, "q has shape"),
+        (lambda c: c.attend_backward(Q, K, V, Q), ValueError, r"dy has shape \[2, 4, 6, 8\]"),
+        (lambda c: c.attend_backward(Q, K, V, Q, gradients=["dx"]), ValueError, "gradients has 'dx'"),
+        (lambda c: c.linear_attention(Q[0], Q[0], Q[0], query_heads=1), TypeError, "kv_heads is missing"),
+        (lambda c: c.linear_attention(Q[0], Q[0], Q[0], query_heads=3, kv_heads=1), ValueError, "query's last axis is 8"),
+        (lambda c: c.linear_attention(Q, Q, Q, query_heads=1, kv_heads=1), ValueError, "query has shape"),
+        (lambda c: c.linear_attention(Q[0], Q[0], Q[0], **LINEAR, gate=1), TypeError, "there is no option gate"),
+        (lambda c: c.lsh_attention(Q, Q, chunk_length=3), ValueError, "rotations and seed are missing"),
+        (lambda c: c.infer("none", {"Q": Q}), LookupError, "unknown model 'none'"),
+        (lambda c: c.infer("a/b c", {"Q": Q}), LookupError, "a/b c"),
+        (lambda c: c.infer("attention", {}), ValueError, "inputs is empty"),
+        (lambda c: c.infer("attention", {"Q": Q}), ValueError, "K is missing"),
+        (lambda c: c.infer("attention", {"Q": Q}, parameters={"sequence_id": 5}), ValueError, "create_cache"),
         (lambda c: c.estimate_memory([64], query_heads=-1), ValueError, "query_heads"),
         (lambda c: c.estimate_memory([64], query_heads=1, dtype="int8"), ValueError, "dtype is 'int8'"),
     ),
@@ -158,6 +171,153 @@ def test_beyond_a_limit_of_the_server(client):
     with pytest.raises(rapt.errors.ResourceExhausted, match="at most 67108864") as caught:
         client.attend(x, x, x)
     assert isinstance(caught.value, MemoryError) and caught.value.status == 413
+
+
+def is_in_the_answer(x):
+    """Whether the array is a part of what was received, not a copy."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x.base is not None
+
+
+def test_results_of_one_array_are_in_the_memory_that_was_received(client):
+    x = normal(1, 64, 64, 16)
+    assert client.attend(x, x, x).y.ctypes.data % 64 == 0
+    y, scores = (lambda result: (result.y, result.scores))(client.attend(x, x, x, scores="weights"))
+    assert is_in_the_answer(scores) and not is_in_the_answer(y)  # which would keep the memory of the large one
+
+
+# --- Gradients, linear attention, hashing, models -----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_every_variant_are_those_in_process(client, name):
+    _, _, arguments = call_of(name)
+    q, k, v = arguments.pop("q"), arguments.pop("k"), arguments.pop("v", None)
+    y = rapt.attention(q, k, v, **arguments)
+    names = ["dq", "dk", *(["dv"] if v is not None else [])]
+    names += [f"d_{name}" for name in arguments if f"d_{name}" in _messages.ATTEND_BACKWARD_RESPONSE]
+    names = [n for n in names if n != "d_mask" or arguments["mask"].dtype.kind == "f"]
+    got, want = (
+        side.attend_backward(q, k, v, np.cos(y), gradients=names, **arguments) for side in (client, rapt)
+    )
+    assert list(got) == names
+    for gradient in names:
+        assert_close(gradient, got[gradient], want[gradient])
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+def test_gradients_with_the_forward_pass_and_by_lse(client, dtype):
+    q, k, v = (x.astype(dtype) for x in (Q, K, V))
+    forward = client.attend(q, k, v, causal=True, lse=True)
+    known = {"y": forward.y, "lse": forward.lse, "dlse": np.ones_like(forward.lse), "causal": True}
+    got, want = (side.attend_backward(q, k, v, forward.y, **known) for side in (client, rapt))
+    assert set(got) == {"dq", "dk", "dv"}
+    for name, x in got.items():
+        assert x.dtype == dtype
+        assert_close(name, x, want[name])
+    swapped = [x.swapaxes(1, 2) for x in (q, k, v, forward.y)]
+    dq = client.attend_backward(*swapped, layout="BSHD", causal=True)["dq"]
+    assert_close("dq", dq.swapaxes(1, 2), rapt.attend_backward(q, k, v, forward.y, causal=True)["dq"])
+
+
+def linear_inputs(tokens, dtype=np.float32):
+    return [normal(2, tokens, width, dtype=dtype) for width in (4 * 8, 2 * 8, 2 * 6)]
+
+
+LINEAR = {"query_heads": 4, "kv_heads": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    (
+        {"decay": -np.abs(normal(2, 20, 2)), "beta": np.abs(np.tanh(normal(2, 20, 1)))},
+        {"update_rule": "linear", "feature_map": "elu1", "normalize": True, "causal": False, "scale": 2},
+        {"update_rule": "linear", "feature_map": "favor", "num_features": 16, "seed": 2**64 - 1, "error_rows": 3},
+        {"update_rule": "linear", "feature_map": "favor", "projection": normal(5, 8)},
+        {"update_rule": "linear", "key_lengths": [20, 7], "chunk_size": 8, "state_type": "float64"},
+        {"update_rule": "linear", "past_state": normal(2, 2, 8, 6).astype(np.float64)},
+    ),
+    ids=lambda options: " ".join(options),
+)
+def test_linear_attention_is_that_in_process(client, options):
+    wants = {"present_state": True, "present_normalizer": options.get("normalize", False)}
+    got, want = (side.linear_attention(*linear_inputs(20), **LINEAR, **wants, **options) for side in (client, rapt))
+    assert_close("output", got.output, want.output)
+    assert got.present_state.dtype == want.present_state.dtype
+    assert_close("present_state", got.present_state, want.present_state)
+    assert (got.present_normalizer is None) == (want.present_normalizer is None) and got.plan
+    if want.relative_error is None:
+        assert got.relative_error is None
+    else:
+        assert got.relative_error == pytest.approx(want.relative_error, rel=1e-4)
+
+
+def test_linear_attention_continues_from_its_state(client):
+    inputs = linear_inputs(12)
+    options = {**LINEAR, "update_rule": "linear", "present_state": True}
+    whole = client.linear_attention(*inputs, **options)
+    first = client.linear_attention(*(x[:, :5] for x in inputs), **options)
+    rest = client.linear_attention(*(x[:, 5:] for x in inputs), past_state=first.present_state, **options)
+    assert_close("output", np.concatenate([first.output, rest.output], 1), whole.output)
+    assert_close("state", rest.present_state, whole.present_state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    (
+        {"seed": 2**64 - 1, "num_hashes": 2, "causal": True, "buckets": True},
+        {"rotations": normal(1, 8, 1, 2), "num_buckets": 4, "chunks_before": 0, "chunks_after": 1, "scale": 0.5},
+        {"k": normal(2, 3, 24, 8), "seed": 3, "key_lengths": [24, 10], "buckets": True},
+    ),
+    ids=lambda options: " ".join(options),
+)
+def test_attention_by_hashing_is_that_in_process(client, options):
+    q, v = normal(2, 3, 24, 8), normal(2, 3, 24, 5)
+    got, want = (side.lsh_attention(q, v, chunk_length=6, **options) for side in (client, rapt))
+    assert_close("y", got.y, want.y)
+    assert got.plan == want.plan
+    if options.get("buckets"):
+        np.testing.assert_array_equal(got.buckets, want.buckets)
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+def test_models_by_their_names(client, dtype):
+    x = normal(1, 2, 5, 8).astype(dtype)
+    rotated = client.infer("rotary_embedding", {"X": x}, parameters={"rope_theta": 10000.0})
+    assert list(rotated) == ["Y"] and rotated["Y"].dtype == dtype
+    np.testing.assert_array_equal(rotated["Y"][:, :, 0], x[:, :, 0])  # position 0
+    table = normal(7, 8).astype(dtype)
+    added = client.infer("positional_encoding", {"X": x[0], "table": table}, ["Y"])["Y"]
+    np.testing.assert_allclose(added.astype(float), x[0].astype(float) + table[:5].astype(float), rtol=1e-2, atol=1e-2)
+    outputs = client.infer("attention", {"Q": x, "K": x, "V": x}, ["lse", "Y"], parameters={"is_causal": True})
+    np.testing.assert_array_equal(outputs["Y"], client.attend(x, x, x, causal=True).y)
+    assert outputs["lse"].shape == (1, 2, 5)
+
+
+def test_results_of_all_functions_are_of_the_kind_of_the_first_array(client):
+    q, k, v = InNamespace(Q), Producer(K), V
+    dq = client.attend_backward(q, k, v, rapt.attention(Q, K, V))["dq"]
+    assert isinstance(dq, InNamespace)
+    x = InNamespace(normal(2, 3, 24, 8))
+    assert isinstance(client.lsh_attention(x, x.array, chunk_length=24).y, InNamespace)
+    assert isinstance(client.infer("rotary_embedding", {"X": x}, parameters={"rope_theta": 1e4})["Y"], InNamespace)
+
+
+def test_all_functions_by_asyncio(server):
+    async def run():
+        async with rapt.AsyncClient(f"http://{server.http_address}") as client:
+            y = (await client.attend(Q, K, V)).y
+            return await asyncio.gather(
+                client.attend_backward(Q, K, V, y),
+                client.linear_attention(*linear_inputs(4), **LINEAR, update_rule="linear"),
+                client.lsh_attention(Q, Q, chunk_length=6),
+                client.infer("attention", {"Q": Q, "K": K, "V": V}),
+            )
+
+    gradients, linear, hashed, outputs = asyncio.run(run())
+    assert gradients["dv"].shape == V.shape and linear.output.shape == (2, 4, 24) and hashed.y.shape == Q.shape
+    np.testing.assert_array_equal(outputs["Y"], rapt.attention(Q, K, V))
 
 
 # --- Reports ------------------------------------------------------------------------------------------
@@ -300,7 +460,7 @@ def test_random_operations_on_caches(client, dtype):
                 result = cache.attend(layer, q, *new, lse=True)
                 y, lse = step_in_process(q, *known[layer])
                 assert_close(f"y {number}", result.y, y)
-                assert_close(f"lse {number}", result.lse, lse, slack=1e-5 if dtype == np.float32 else 0)
+                assert_close(f"lse {number}", result.lse, lse, slack=LSE_SLACK[dtype])
                 assert result.items[0].length == len(known[layer][0]) and result.y.dtype == dtype
             assert cache.lengths == [len(known[one][0]) for one in range(2)] == cache.info().lengths
             assert cache.info().generation == cache.generation
