@@ -463,7 +463,7 @@ absl::Status ServerImpl::ServeRest() {
   oip::AddRestMethods(
       json_inference_, [this](absl::string_view method) { return Observe(method); }, router);
   native::AddRestMethods(
-      {methods_, json_threads_, options_.http.max_json_bytes},
+      {methods_, memory_->pool, json_threads_, options_.http.max_json_bytes},
       [this](absl::string_view method) { return Observe(method); }, router);
   auto server =
       http::Server::Start({.address = options_.http.address,

@@ -4,7 +4,9 @@
 #define RAPT_SERVER_PROTOCOLS_MESSAGE_PARTS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "base/sliced_bytes.h"
@@ -43,9 +45,16 @@ class ResponseMessage {
   // All bytes, in order.
   Pieces TakePieces();
 
+  // Memory that was reserved for its encoding by the transport; null: none.
+  void KeepEncodingMemory(std::shared_ptr<const void> memory) {
+    encoding_memory_ = std::move(memory);
+  }
+  std::shared_ptr<const void> TakeEncodingMemory() { return std::move(encoding_memory_); }
+
  private:
   Pieces pieces_;
   std::string open_;
+  std::shared_ptr<const void> encoding_memory_;
 };
 
 }  // namespace rapt

@@ -11,6 +11,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/round_up.h"
 #include "server/protocols/json_limits.h"
 
 namespace rapt {
@@ -87,10 +88,13 @@ google::protobuf::util::TypeResolver& Resolver() {
   return *resolver;
 }
 
+constexpr int kBlockBytes = 16 * 1024;
+
 // A text in blocks, each charged before it exists. Takes no more than `most` bytes and a block.
 class ChargedText final : public google::protobuf::io::ZeroCopyOutputStream {
  public:
-  ChargedText(int64_t most, const Call& call) : most_(most), call_(call) {}
+  ChargedText(int64_t most, TextMemory reserved, const Call& call)
+      : most_(most), reserved_(std::move(reserved)), call_(call) {}
 
   bool is_too_long() const { return is_full_ || size_ > most_; }
 
@@ -104,10 +108,9 @@ class ChargedText final : public google::protobuf::io::ZeroCopyOutputStream {
   }
 
  private:
-  static constexpr int kBlockBytes = 16 * 1024;
-
   struct Block {
-    MessageReservation memory;
+    std::shared_ptr<const void> reserved;  // null: charged
+    MessageReservation charged;
     std::vector<std::byte> bytes;
     size_t size = 0;
   };
@@ -115,9 +118,15 @@ class ChargedText final : public google::protobuf::io::ZeroCopyOutputStream {
   bool Next(void** data, int* size) override {
     is_full_ = is_full_ || size_ > most_;
     if (is_full_) return false;
-    MessageReservation memory = call_.engine().ChargeMessage(kBlockBytes, call_.caller_memory());
-    blocks_.push_back(std::make_shared<Block>(
-        Block{std::move(memory), std::vector<std::byte>(kBlockBytes), kBlockBytes}));
+    auto block = std::make_shared<Block>();
+    if (size_ + kBlockBytes <= reserved_.bytes) {
+      block->reserved = reserved_.memory;
+    } else if (call_.traits().carries_tensors) {
+      block->charged = call_.engine().ChargeMessage(kBlockBytes, call_.caller_memory());
+    }
+    block->bytes.resize(kBlockBytes);
+    block->size = kBlockBytes;
+    blocks_.push_back(std::move(block));
     size_ += kBlockBytes;
     *data = blocks_.back()->bytes.data();
     *size = kBlockBytes;
@@ -130,6 +139,7 @@ class ChargedText final : public google::protobuf::io::ZeroCopyOutputStream {
   int64_t ByteCount() const override { return size_; }
 
   const int64_t most_;
+  const TextMemory reserved_;
   const Call& call_;
   std::vector<std::shared_ptr<Block>> blocks_;
   int64_t size_ = 0;
@@ -153,12 +163,12 @@ Json ToJson(const Message& message) {
 
 absl::StatusOr<ResponseMessage> ToProtoJson(const google::protobuf::Descriptor& type,
                                             const std::string& serialized, int64_t max_json_bytes,
-                                            const Call& call) {
+                                            TextMemory reserved, const Call& call) {
   google::protobuf::util::JsonPrintOptions options;
   options.always_print_primitive_fields = true;
   google::protobuf::io::ArrayInputStream input(serialized.data(),
                                                static_cast<int>(serialized.size()));
-  ChargedText text(max_json_bytes, call);
+  ChargedText text(max_json_bytes, std::move(reserved), call);
   const auto status =
       google::protobuf::util::BinaryToJsonStream(&Resolver(), UrlOf(type), &input, &text, options);
   if (text.is_too_long()) return AnswerHasTooMuchJson(max_json_bytes);
@@ -166,15 +176,6 @@ absl::StatusOr<ResponseMessage> ToProtoJson(const google::protobuf::Descriptor& 
   return text.TakeMessage();
 }
 
-absl::StatusOr<std::string> FromProtoJson(const google::protobuf::Descriptor& type,
-                                          absl::string_view json) {
-  std::string message;
-  const auto status = google::protobuf::util::JsonToBinaryString(
-      &Resolver(), UrlOf(type), {json.data(), json.size()}, &message, {});
-  if (status.ok()) return message;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "not a ", type.full_name(),
-      " in JSON: ", absl::string_view(status.message().data(), status.message().size())));
-}
+int64_t TextMemoryBytes(int64_t bytes) { return RoundUp(bytes, kBlockBytes); }
 
 }  // namespace rapt

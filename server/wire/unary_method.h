@@ -9,9 +9,13 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "attention/operator.h"
 #include "server/calls/call.h"
 #include "server/protocols/message_parts.h"
+#include "server/protocols/response_size.h"
 
 namespace rapt {
 
@@ -19,6 +23,15 @@ namespace rapt {
 class MethodCall {
  public:
   virtual Call& call() = 0;
+
+  // Returns the memory that the transport needs to encode a response with these outputs, to be
+  // reserved together with them; ResourceExhausted if the response would be too large. By default,
+  // that of Protocol Buffers, which reference the outputs.
+  virtual absl::StatusOr<int64_t> EncodingBytes(absl::Span<const TensorSpec* const> outputs) {
+    absl::Status status = CheckResponseSize(outputs);
+    if (!status.ok()) return status;
+    return 0;
+  }
 
   // Finish the call: neither its message nor its handler must be used afterwards. Call one of them
   // once, on any thread.

@@ -171,7 +171,7 @@ class Session {
     auto request = attention.Start(store_, kOwner, std::move(decoded->call));
     if (!request.ok()) return CheckRefusal(request.status());
     const auto op = request->tensor_operator;
-    const absl::Status size = native::CheckAttendCached(*op);
+    const absl::Status size = CheckResponseSize(native::OutputsInResponse(*op));
     if (!size.ok()) return CheckRefusal(size);
     const Result result = Compute(*std::move(request));
     if (!result.status.ok()) return CheckRefusal(result.status);

@@ -80,7 +80,7 @@ template <typename Response, typename Decode>
 void Attend(const MessageBytes& message, const SharedMemory& shared_memory, Decode decode) {
   auto decoded = decode(message, shared_memory);
   if (!decoded.ok()) return CheckRefusal(decoded.status());
-  if (absl::Status status = native::CheckResponseSize(*decoded); !status.ok()) {
+  if (absl::Status status = CheckResponseSize(native::OutputsInResponse(*decoded)); !status.ok()) {
     return CheckRefusal(status);
   }
   const ResolvedCall call = decoded->request.call;

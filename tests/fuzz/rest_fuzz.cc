@@ -84,11 +84,12 @@ void CheckRefusal(const absl::Status& status) {
 }
 
 void ReadTensors(absl::string_view json) {
-  const auto text = native::WithBinaryTensors(*v1::DiagnoseRequest::descriptor(), json);
-  if (!text.ok()) return CheckRefusal(text.status());
-  RAPT_CHECK(nlohmann::json::accept(*text), "the rewritten JSON is no JSON");
-  RAPT_CHECK(text->size() <= json.size() * native::kTextBytesPerJsonByte,
-             "the rewritten JSON has more bytes than were reserved");
+  const auto message = native::ReadJson(*v1::DiagnoseRequest::descriptor(), json, TheServer().pool);
+  if (!message.ok()) return CheckRefusal(message.status());
+  RAPT_CHECK(message->bytes().size <= native::MessageBytesOf(static_cast<int64_t>(json.size())),
+             "the message has more bytes than were reserved");
+  RAPT_CHECK(v1::DiagnoseRequest().ParseFromString(message->bytes().ToString()),
+             "the message is malformed");
 }
 
 void Infer(const std::string& body, int64_t json_bytes) {

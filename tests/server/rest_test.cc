@@ -553,34 +553,59 @@ TEST_F(SmallRestTest, MemoryStaysWithinTheBudget) {
   }
 }
 
-// Answers of 5 MB of JSON to requests of 1 KiB, which nobody reads.
-TEST(RestMemoryTest, AnswersInJsonStayWithinTheBudget) {
+// Calls whose answers have 5 MB of JSON, which nobody reads.
+class RestMemoryTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static constexpr int64_t kRows = 2048;
+
+  // A call of `columns` columns of V with numbers of 13 characters.
+  static std::string InferText(int64_t columns) {
+    std::string ones(static_cast<size_t>(kRows + 1 + columns) * 2, '\0');
+    const std::string json = absl::StrCat(
+        R"({"inputs":[{"name":"Q","shape":[1,1,)", kRows,
+        R"(,1],"datatype":"FP16","parameters":{"binary_data_size":)", kRows * 2,
+        R"(}},{"name":"K","shape":[1,1,1,1],"datatype":"FP16","parameters":{"binary_data_size":2}},)",
+        R"({"name":"V","shape":[1,1,1,)", columns,
+        R"(],"datatype":"FP16","parameters":{"binary_data_size":)", columns * 2, "}}]}");
+    for (int64_t n = kRows + 1; n < kRows + 1 + columns; ++n) ones[2 * n] = '\x01';
+    return RequestText("POST", kInfer, json + ones, JsonLength(json));
+  }
+
+  // A call of rapt.v1, whose numbers take no more in base64.
+  static std::string AttendText(int64_t columns) {
+    const auto tensor = [](int64_t rows, int64_t columns) {
+      return absl::StrCat(R"({"dtype":"FP64","shape":[1,1,)", rows, ",", columns, R"(],"data":[)",
+                          absl::StrJoin(std::vector<int>(rows * columns), ","), "]}");
+    };
+    return RequestText("POST", "/rapt/v1/attend",
+                       absl::StrCat(R"({"q":)", tensor(kRows, 1), R"(,"k":)", tensor(1, 1),
+                                    R"(,"v":)", tensor(1, columns), "}"));
+  }
+
+  std::string Text(int64_t columns) const {
+    return GetParam() == std::string("v2/ModelInfer") ? InferText(columns) : AttendText(columns);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Methods, RestMemoryTest,
+                         ::testing::Values("v2/ModelInfer", "rapt/v1/Attend"));
+
+TEST_P(RestMemoryTest, AnswersInJsonStayWithinTheBudget) {
   constexpr int64_t kBudget = int64_t{64} << 20;
   constexpr int kCallers = 60;
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget),
                               "--max_message_bytes=2097152", "--max_queue_delay=2s"});
-  const int64_t rows = 2048, columns = 256;
-  std::string ones(static_cast<size_t>(rows + 1 + columns) * 2, '\0');
-  const std::string json = absl::StrCat(
-      R"({"inputs":[{"name":"Q","shape":[1,1,)", rows,
-      R"(,1],"datatype":"FP16","parameters":{"binary_data_size":)", rows * 2,
-      R"(}},{"name":"K","shape":[1,1,1,1],"datatype":"FP16","parameters":{"binary_data_size":2}},)",
-      R"({"name":"V","shape":[1,1,1,)", columns,
-      R"(],"datatype":"FP16","parameters":{"binary_data_size":)", columns * 2, "}}]}");
-  for (int64_t n = rows + 1; n < rows + 1 + columns; ++n) {
-    ones[2 * n] = '\x01';  // the smallest number, of 13 characters
-  }
+  const std::string text = Text(256);
   const int64_t before = RssAnonBytes(server.pid());
   const MemoryWatch watch(server.pid());
   std::vector<std::unique_ptr<RawHttp>> connections;
   for (int n = 0; n < kCallers; ++n) {
     const std::string from = absl::StrCat("127.0.0.", 2 + n);
     connections.push_back(std::make_unique<RawHttp>(server.http_address(), from));
-    connections.back()->Send(RequestText("POST", kInfer, json + ones, JsonLength(json)));
+    connections.back()->Send(text);
   }
   WaitForPage(server, "answers that nobody reads", [&](const std::string& page) {
     EXPECT_LE(SumOnPage(page, "rapt_memory_reserved_bytes"), kBudget);
-    return SumOnPage(page, "rapt_requests_total", {{"method", "v2/ModelInfer"}}) > 0;
+    return SumOnPage(page, "rapt_requests_total", {{"method", GetParam()}}) > 0;
   });
   for (auto& connection : connections) {
     EXPECT_THAT(connection->Read().status, ::testing::AnyOf(0, 200, 429));
@@ -590,6 +615,15 @@ TEST(RestMemoryTest, AnswersInJsonStayWithinTheBudget) {
   if (kRssIsMeaningful) {
     EXPECT_LT(watch.peak() - before, kBudget + (int64_t{32} << 20));
   }
+}
+
+// No header names a plan.
+TEST_P(RestMemoryTest, AnAnswerThatIsTooLargeIsRefusedBeforeItIsComputed) {
+  const ServerProcess server;
+  const RawResponse response = RawHttp(server.http_address()).Ask(Text(4096));
+  EXPECT_EQ(response.status, 413);
+  EXPECT_THAT(response.body, HasSubstr("--max_json_bytes allows 8388608"));
+  EXPECT_EQ(response.Value("rapt-plan"), "");
 }
 
 TEST(RestDrainTest, RefusesAndClosesWhileItDrains) {

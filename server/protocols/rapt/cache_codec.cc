@@ -281,12 +281,12 @@ absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message) {
       absl::StrCat("chunk_tokens is ", request.chunk_tokens(), "; it must be at least 0"));
 }
 
-absl::Status CheckAttendCached(const TensorOperator& op) {
+absl::InlinedVector<const TensorSpec*, 2> OutputsInResponse(const TensorOperator& op) {
   absl::InlinedVector<const TensorSpec*, 2> outputs;
   for (Role role : {Role::kY, Role::kLse}) {
     if (op.outputs()[role]) outputs.push_back(&*op.outputs()[role]);
   }
-  return CheckResponseSize(outputs);
+  return outputs;
 }
 
 ResponseMessage EncodeAttendCached(const TensorOperator& op,
@@ -303,6 +303,7 @@ ResponseMessage EncodeAttendCached(const TensorOperator& op,
   for (const cache::AppendResult& item : items) WriteResult(item, *fields.add_items());
   response.Append(fields.SerializeAsString());
   response.Append(EndOf<AttendResponse>(result));
+  response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/wire_format.h"
@@ -41,8 +42,8 @@ absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message);
 absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message);
 absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message);
 
-// ResourceExhausted if the response would exceed the largest message.
-absl::Status CheckAttendCached(const TensorOperator& op);
+// Returns the outputs of Attend.
+absl::InlinedVector<const TensorSpec*, 2> OutputsInResponse(const TensorOperator& op);
 
 // Encode the responses. REQUIRES: result.status is OK.
 ResponseMessage EncodeAttendCached(const TensorOperator& op,

@@ -522,14 +522,14 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
   return DecodeCall(std::move(*backward.mutable_call()), parts->inputs, shared_memory, &backward);
 }
 
-absl::Status CheckResponseSize(const DecodedCall& decoded) {
+absl::InlinedVector<const TensorSpec*, 5> OutputsInResponse(const DecodedCall& decoded) {
   const ResolvedCall& call = decoded.request.call;
   absl::InlinedVector<const TensorSpec*, 5> outputs;
   for (Role role : OutputsOf(call.problem)) {
     if (PlaceOf(decoded.fields.places(), role) != nullptr) continue;
     outputs.push_back(&call.outputs[role]);
   }
-  return CheckResponseSize(outputs);
+  return outputs;
 }
 
 ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
@@ -541,6 +541,7 @@ ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& p
   }
   response.Append(call.problem.backward ? EndOf<v1::AttendBackwardResponse>(result)
                                         : EndOf<v1::AttendResponse>(result));
+  response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }
 

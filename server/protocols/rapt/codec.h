@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/wire_format.h"
@@ -48,8 +49,8 @@ absl::StatusOr<DecodedCall> DecodeBackward(const MessageBytes& message,
 absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
                                            const SharedMemory& shared_memory);
 
-// ResourceExhausted if the response would exceed the largest message.
-absl::Status CheckResponseSize(const DecodedCall& decoded);
+// Returns the outputs that the response contains.
+absl::InlinedVector<const TensorSpec*, 5> OutputsInResponse(const DecodedCall& decoded);
 
 // Encodes the AttendResponse, or of a backward pass the AttendBackwardResponse. REQUIRES:
 // result.status is OK; `result` is that of `call`, whose outputs are in `places`.

@@ -1,18 +1,26 @@
 #include "server/protocols/rapt/json_tensors.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/util/json_util.h>
+#include <google/protobuf/util/type_resolver_util.h>
+#include <google/protobuf/wire_format_lite.h>
+
 #include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
+#include <cstring>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
-#include <vector>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "attention/operator.h"
+#include "base/check.h"
 #include "base/json_string.h"
+#include "base/wire_format.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/protocols/json_numbers.h"
 #include "server/protocols/rapt/codec.h"
@@ -24,46 +32,36 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 
 constexpr size_t kMaxDepth = 64;
+constexpr size_t kMaxRank = 64;
+constexpr size_t kMaxTensors = 4096;  // more than the parts of any call have
 
-// Numbers as base64, a block at a time.
-class Base64Numbers {
- public:
-  // `out` outlives it.
-  Base64Numbers(DType dtype, std::string& out)
-      : size_(static_cast<size_t>(SizeOf(dtype))), numbers_(JsonNumbersOf(dtype)), out_(out) {}
+// A placeholder in base64 takes the place of data in the JSON for Protocol Buffers: the number of
+// the payload.
+using Placeholder = uint32_t;
 
-  absl::string_view allowed() const { return numbers_.allowed; }
-
-  bool Append(const JsonScalar& value) {
-    if (used_ == block_.size()) Flush();
-    if (!numbers_.store(value, block_.data() + used_)) return false;
-    used_ += size_;
-    return true;
-  }
-
-  // Writes what is left. Call it once, at the end.
-  void Flush() {
-    out_ += absl::Base64Escape({reinterpret_cast<const char*>(block_.data()), used_});
-    used_ = 0;
-  }
-
- private:
-  static constexpr size_t kBlockBytes = 3 * 1024;  // whole numbers, and whole groups of base64
-
-  const size_t size_;
-  const JsonNumbers numbers_;
-  std::string& out_;
-  std::array<std::byte, kBlockBytes> block_;
-  size_t used_ = 0;
+// What the JSON says of a tensor.
+struct TensorState {
+  std::string dtype;
+  Shape shape;
+  bool has_shape = false;
 };
 
-// Writes what it reads. The type of a tensor may follow its data; then another Rewriter, which
-// knows the types, reads the JSON again.
-class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
- public:
-  using Types = std::vector<std::string>;  // of the tensors, in their order; "": unknown
+struct JsonParts {
+  std::string text;  // JSON of the message with placeholders
+  std::vector<PooledBuffer> payloads;
+};
 
-  Rewriter(const Descriptor& type, const Types* known) : type_(type), known_(known) {}
+// Moves the data of tensors from the JSON to buffers. The type and shape of a tensor may follow its
+// data; then another Reader, which knows them, reads the JSON again.
+class Reader final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  using Tensors = std::vector<TensorState>;  // in their order
+
+  Reader(const Descriptor& type, size_t json_bytes, BufferPool& pool, const Tensors* known)
+      : type_(type),
+        pool_(pool),
+        known_(known),
+        numbers_left_(static_cast<int64_t>(json_bytes / 2)) {}
 
   absl::Status Read(absl::string_view json) {
     nlohmann::json::sax_parse(json.begin(), json.end(), this);
@@ -71,8 +69,8 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool needs_another_pass() const { return needs_another_pass_; }
-  const Types& types() const { return types_; }
-  std::string TakeText() { return std::move(out_); }
+  const Tensors& tensors() const { return tensors_; }
+  JsonParts TakeParts() { return std::move(parts_); }
 
   // For the parser.
   bool null() override { return OnOther("null"); }
@@ -84,10 +82,12 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool string(std::string& value) override {
     if (data_depth_ > 0) return OnNumber(absl::string_view(value));
-    if (IsTensorField("dtype")) types_[tensor()] = value;
+    if (IsTensorField("data")) return OnBase64(value);
     if (IsTensorField("name")) return true;
-    BeginValue();
-    AppendJsonString(value, out_);
+    if (IsTensorField("dtype")) tensor().dtype = value;
+    NoteExtent(absl::string_view(value));
+    if (!BeginValue(value.size())) return false;
+    AppendJsonString(value, parts_.text);
     return true;
   }
   bool binary(binary_t&) override { return false; }  // not in JSON
@@ -98,21 +98,29 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
     if (IsTensor(level) && level.key == "datatype") level.key = "dtype";
     if (IsTensorField("name")) return true;  // not written
     Separate(level);
-    AppendJsonString(level.key, out_);
-    out_ += ':';
-    return true;
+    AppendJsonString(level.key, parts_.text);
+    parts_.text += ':';
+    return HasRoom(0);
   }
 
   bool start_object(size_t) override {
     if (data_depth_ > 0) return OnOther("an object");
-    const Descriptor* const type = levels_.empty() ? &type_ : TypeOfValue();
-    return Open('{', {.type = type, .tensor = NewTensor(type)});
+    Level level = {.type = levels_.empty() ? &type_ : TypeOfValue()};
+    if (IsTensor(level)) {
+      if (tensors_.size() == kMaxTensors) {
+        return Fail(absl::StrCat("the JSON has more than ", kMaxTensors, " tensors"));
+      }
+      level.tensor = tensors_.size();
+      tensors_.emplace_back();
+    }
+    return Open('{', std::move(level));
   }
   bool end_object() override { return Close('}'); }
 
   bool start_array(size_t) override {
     if (data_depth_ == 0 && IsTensorField("data")) return BeginData();
     if (data_depth_ == 0) {
+      if (IsTensorField("shape")) tensor().has_shape = true;
       const Descriptor* const type = levels_.empty() ? nullptr : TypeOfValue();
       return Open('[', {.type = type, .is_array = true});
     }
@@ -122,10 +130,9 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override {
     if (data_depth_ == 0) return Close(']');
     if (--data_depth_ > 0) return true;
-    if (numbers_) numbers_->Flush();
-    numbers_.reset();
-    out_ += '"';
-    return true;
+    if (count_ == wanted_ || !numbers_) return AppendPayload();
+    return Fail(absl::StrCat(TensorName(), " has ", count_, " values in data; its shape ",
+                             ToString(known_tensor().shape), " needs ", wanted_));
   }
 
   bool parse_error(size_t, const std::string&,
@@ -139,7 +146,7 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   struct Level {
     const Descriptor* type = nullptr;  // of the object, or of the array's objects; null: unknown
     bool is_array = false;
-    size_t tensor = 0;  // its number, if it is one
+    size_t tensor = 0;  // its index, if it is one
     bool is_empty = true;
     std::string key = {};
   };
@@ -150,11 +157,10 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   bool IsTensorField(absl::string_view name) const {
     return !levels_.empty() && IsTensor(levels_.back()) && levels_.back().key == name;
   }
-  size_t tensor() const { return levels_.back().tensor; }
-
-  size_t NewTensor(const Descriptor* type) {
-    if (type == v1::Tensor::descriptor()) types_.emplace_back();
-    return types_.empty() ? 0 : types_.size() - 1;
+  TensorState& tensor() { return tensors_[levels_.back().tensor]; }
+  // With what another pass has found.
+  const TensorState& known_tensor() const {
+    return known_ == nullptr ? tensors_[levels_.back().tensor] : (*known_)[levels_.back().tensor];
   }
 
   // The type of the object that follows, or of those in the array that follows.
@@ -175,41 +181,94 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   void Separate(Level& level) {
-    if (!std::exchange(level.is_empty, false)) out_ += ',';
+    if (!std::exchange(level.is_empty, false)) parts_.text += ',';
   }
-  void BeginValue() {
+  // Returns false after an error.
+  bool BeginValue(size_t bytes) {
     if (!levels_.empty() && levels_.back().is_array) Separate(levels_.back());
+    return HasRoom(bytes);
+  }
+  bool HasRoom(size_t bytes) {
+    if (parts_.text.size() + bytes <= kMaxFieldsBytes) return true;
+    return Fail(absl::StrCat("the JSON without the data of its tensors has more than ",
+                             kMaxFieldsBytes, " bytes"));
   }
 
   bool Open(char bracket, Level level) {
     if (levels_.size() == kMaxDepth) return TooDeep();
     if (IsTensorField("name")) return WrongName();
-    BeginValue();
-    out_ += bracket;
+    if (!BeginValue(1)) return false;
+    parts_.text += bracket;
     levels_.push_back(std::move(level));
     return true;
   }
   bool Close(char bracket) {
     levels_.pop_back();
-    out_ += bracket;
+    parts_.text += bracket;
     return true;
   }
 
   bool BeginData() {
     data_depth_ = 1;
-    out_ += '"';
-    const std::string& name = known_ == nullptr ? types_[tensor()] : (*known_)[tensor()];
-    if (name.empty() && known_ == nullptr) return needs_another_pass_ = true;
+    count_ = wanted_ = 0;
+    numbers_.reset();
+    const TensorState& state = known_tensor();
+    if (known_ == nullptr && (state.dtype.empty() || !state.has_shape)) {
+      return needs_another_pass_ = true;
+    }
     v1::DataType code;
     const std::optional<DType> dtype =
-        v1::DataType_Parse(name, &code) ? ElementTypeOf(code) : std::nullopt;
+        v1::DataType_Parse(state.dtype, &code) ? ElementTypeOf(code) : std::nullopt;
     if (!dtype) {
-      return Fail(absl::StrCat(TensorName(), " has dtype '", absl::string_view(name).substr(0, 64),
+      return Fail(absl::StrCat(TensorName(), " has dtype '",
+                               absl::string_view(state.dtype).substr(0, 64),
                                "' and numbers in data; it must be FP32, FP16, BF16, FP64, BOOL, "
                                "INT8, INT32 or INT64"));
     }
-    numbers_.emplace(*dtype, out_);
+    const absl::StatusOr<int64_t> bytes = ByteSize(TensorName(), {*dtype, state.shape});
+    if (!bytes.ok()) return Fail(bytes.status().message());
+    numbers_ = JsonNumbersOf(*dtype);
+    size_ = SizeOf(*dtype);
+    wanted_ = *bytes / size_;
+    // If the JSON has not that many numbers, the count is wrong.
+    if (wanted_ > numbers_left_) return true;
+    numbers_left_ -= wanted_;
+    place_ = pool_.Take(*bytes);
     return true;
+  }
+
+  bool OnBase64(const std::string& text) {
+    std::string bytes;
+    if (!absl::Base64Unescape(text, &bytes) && !absl::WebSafeBase64Unescape(text, &bytes)) {
+      return Fail(absl::StrCat(TensorName(), " has data that is no base64"));
+    }
+    place_ = pool_.Take(static_cast<int64_t>(bytes.size()));
+    if (!bytes.empty()) std::memcpy(place_.data(), bytes.data(), bytes.size());
+    return AppendPayload();
+  }
+
+  // Writes the placeholder of the payload in `place_`.
+  bool AppendPayload() {
+    const auto index = static_cast<Placeholder>(parts_.payloads.size());
+    parts_.payloads.push_back(std::move(place_));
+    std::string placeholder;
+    absl::Base64Escape({reinterpret_cast<const char*>(&index), sizeof(index)}, &placeholder);
+    AppendJsonString(placeholder, parts_.text);
+    return HasRoom(0);
+  }
+
+  // Notes a value of a shape. Others than integers are left to Protocol Buffers' parser, which
+  // refuses them.
+  void NoteExtent(const JsonScalar& value) {
+    if (levels_.size() < 2 || !levels_.back().is_array) return;
+    const Level& owner = levels_[levels_.size() - 2];
+    if (!IsTensor(owner) || owner.key != "shape") return;
+    Shape& shape = tensors_[owner.tensor].shape;
+    std::optional<int64_t> extent = IntegerOf(value);
+    int64_t read = 0;
+    const auto* const text = std::get_if<absl::string_view>(&value);
+    if (text != nullptr && absl::SimpleAtoi(*text, &read)) extent = read;
+    if (shape.size() < kMaxRank) shape.push_back(extent.value_or(0));
   }
 
   static std::optional<DType> ElementTypeOf(v1::DataType code) {
@@ -221,15 +280,27 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   bool OnScalar(const JsonScalar& value, absl::string_view text) {
     if (data_depth_ > 0) return OnNumber(value);
     if (IsTensorField("name")) return WrongName();
-    BeginValue();
-    absl::StrAppend(&out_, text);
+    if (IsTensorField("dtype")) NoteCode(value);
+    NoteExtent(value);
+    if (!BeginValue(text.size())) return false;
+    absl::StrAppend(&parts_.text, text);
     return true;
   }
 
+  // The number of a type, which Protocol Buffers' JSON allows.
+  void NoteCode(const JsonScalar& value) {
+    const std::optional<int64_t> code = IntegerOf(value);
+    if (!code) return;  // Protocol Buffers' parser refuses it
+    const bool is_known = *code >= v1::DataType_MIN && *code <= v1::DataType_MAX;
+    tensor().dtype = is_known ? v1::DataType_Name(static_cast<v1::DataType>(*code)) : TextOf(value);
+  }
+
   bool OnNumber(const JsonScalar& value) {
-    if (!numbers_ || numbers_->Append(value)) return true;
+    ++count_;
+    if (place_.data() == nullptr || count_ > wanted_) return true;
+    if (numbers_->store(value, place_.data() + (count_ - 1) * size_)) return true;
     return Fail(
-        absl::StrCat(TensorName(), " has ", TextOf(value), " in data; ", numbers_->allowed()));
+        absl::StrCat(TensorName(), " has ", TextOf(value), " in data; ", numbers_->allowed));
   }
 
   bool OnOther(absl::string_view what) {
@@ -246,29 +317,171 @@ class Rewriter final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   const Descriptor& type_;
-  const Types* const known_;
-  Types types_;
+  BufferPool& pool_;
+  const Tensors* const known_;
+  Tensors tensors_;
   std::vector<Level> levels_;
-  std::string out_;
-  int data_depth_ = 0;                    // levels of arrays of numbers
-  std::optional<Base64Numbers> numbers_;  // null: numbers are skipped
+  JsonParts parts_;
+  // That may still get places. A number and what separates it from the next take 2 bytes.
+  int64_t numbers_left_;
   bool needs_another_pass_ = false;
   absl::Status status_;
+
+  // Of the data that is being read.
+  int data_depth_ = 0;                  // levels of arrays
+  std::optional<JsonNumbers> numbers_;  // null: numbers are only counted
+  int64_t size_ = 0;                    // of a number
+  int64_t count_ = 0;                   // so far
+  int64_t wanted_ = 0;                  // by the shape
+  PooledBuffer place_;                  // null: numbers are only counted
 };
+
+absl::StatusOr<JsonParts> ReadParts(const Descriptor& type, absl::string_view json,
+                                    BufferPool& pool) {
+  std::optional<Reader> first(std::in_place, type, json.size(), pool, nullptr);
+  absl::Status status = first->Read(json);
+  if (!status.ok()) return status;
+  JsonParts parts = first->TakeParts();
+  if (!first->needs_another_pass()) return parts;
+  parts = {};
+  Reader second(type, json.size(), pool, &first->tensors());
+  status = second.Read(json);
+  if (!status.ok()) return status;
+  return second.TakeParts();
+}
+
+// Copies a serialized message, with payloads in place of their placeholders.
+class Assembler {
+ public:
+  explicit Assembler(std::vector<PooledBuffer> payloads) : payloads_(std::move(payloads)) {}
+
+  JsonMessage Run(const std::string& message, const Descriptor& type) {
+    Parts parts;
+    Copy(message, type, parts);
+    JsonMessage result;
+    for (Part& part : parts.list) {
+      result.Append(std::move(part.fields));
+      if (part.payload) result.Append(std::move(payloads_[*part.payload]));
+    }
+    return result;
+  }
+
+ private:
+  struct Part {
+    std::string fields;
+    std::optional<Placeholder> payload = std::nullopt;  // follows the fields
+  };
+  struct Parts {
+    std::vector<Part> list{1};
+    int64_t size = 0;
+
+    void Append(absl::string_view fields) {
+      absl::StrAppend(&list.back().fields, fields);
+      size += static_cast<int64_t>(fields.size());
+    }
+    void AppendHeader(int field, int64_t bytes) {
+      std::string header;
+      wire::AppendFieldHeader(field, bytes, header);
+      Append(header);
+    }
+    void AppendPayload(Placeholder payload, int64_t bytes) {
+      list.back().payload = payload;
+      list.emplace_back();
+      size += bytes;
+    }
+    void Append(Parts parts) {
+      absl::StrAppend(&list.back().fields, parts.list.front().fields);
+      list.back().payload = parts.list.front().payload;
+      std::move(parts.list.begin() + 1, parts.list.end(), std::back_inserter(list));
+      size += parts.size;
+    }
+  };
+
+  // REQUIRES: `message` is a valid message of the type.
+  void Copy(absl::string_view message, const Descriptor& type, Parts& parts) const {
+    using google::protobuf::internal::WireFormatLite;
+    google::protobuf::io::CodedInputStream input(reinterpret_cast<const uint8_t*>(message.data()),
+                                                 static_cast<int>(message.size()));
+    for (;;) {
+      const int begin = input.CurrentPosition();
+      const uint32_t tag = input.ReadTag();
+      if (tag == 0) return;
+      const int number = WireFormatLite::GetTagFieldNumber(tag);
+      const FieldDescriptor* const field = type.FindFieldByNumber(number);
+      const bool is_data =
+          &type == v1::Tensor::descriptor() && number == v1::Tensor::kDataFieldNumber;
+      const Descriptor* const inner = field == nullptr ? nullptr : field->message_type();
+      if (inner == nullptr && !is_data) {
+        WireFormatLite::SkipField(&input, tag);
+        parts.Append(message.substr(begin, input.CurrentPosition() - begin));
+        continue;
+      }
+      uint32_t size = 0;
+      input.ReadVarint32(&size);
+      const absl::string_view bytes = message.substr(input.CurrentPosition(), size);
+      input.Skip(static_cast<int>(size));
+      if (is_data) {
+        CopyPayload(bytes, parts);
+      } else {
+        Parts child;
+        Copy(bytes, *inner, child);
+        parts.AppendHeader(number, child.size);
+        parts.Append(std::move(child));
+      }
+    }
+  }
+
+  void CopyPayload(absl::string_view placeholder, Parts& parts) const {
+    Placeholder payload = 0;
+    RAPT_CHECK(placeholder.size() == sizeof(payload), "a tensor's data has no placeholder");
+    std::memcpy(&payload, placeholder.data(), sizeof(payload));
+    const int64_t bytes = payloads_[payload].size();
+    parts.AppendHeader(v1::Tensor::kDataFieldNumber, bytes);
+    if (bytes > 0) parts.AppendPayload(payload, bytes);
+  }
+
+  std::vector<PooledBuffer> payloads_;
+};
+
+// Returns the message of Protocol Buffers' JSON, serialized.
+absl::StatusOr<std::string> FromProtoJson(const Descriptor& type, const std::string& json) {
+  constexpr char kTypePrefix[] = "type.googleapis.com";
+  static auto* const resolver = google::protobuf::util::NewTypeResolverForDescriptorPool(
+      kTypePrefix, google::protobuf::DescriptorPool::generated_pool());
+  std::string message;
+  const auto status = google::protobuf::util::JsonToBinaryString(
+      resolver, absl::StrCat(kTypePrefix, "/", type.full_name()), json, &message, {});
+  if (status.ok()) return message;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "not a ", type.full_name(),
+      " in JSON: ", absl::string_view(status.message().data(), status.message().size())));
+}
 
 }  // namespace
 
-absl::StatusOr<std::string> WithBinaryTensors(const Descriptor& type, absl::string_view json) {
-  Rewriter first(type, nullptr);
-  absl::Status status = first.Read(json);
-  if (!status.ok()) return status;
-  std::string text = first.TakeText();
-  if (!first.needs_another_pass()) return text;
-  text = {};
-  Rewriter second(type, &first.types());
-  status = second.Read(json);
-  if (!status.ok()) return status;
-  return second.TakeText();
+void JsonMessage::Append(std::string fields) {
+  if (fields.empty()) return;
+  fields_.push_back(std::move(fields));
+  Append(reinterpret_cast<const std::byte*>(fields_.back().data()), fields_.back().size());
+}
+
+void JsonMessage::Append(PooledBuffer payload) {
+  Append(payload.data(), payload.span().size());
+  payloads_.push_back(std::move(payload));
+}
+
+void JsonMessage::Append(const std::byte* data, size_t size) {
+  const int64_t begin = this->size();
+  slices_.push_back({data, begin, begin + static_cast<int64_t>(size)});
+}
+
+absl::StatusOr<JsonMessage> ReadJson(const Descriptor& type, absl::string_view json,
+                                     BufferPool& pool) {
+  absl::StatusOr<JsonParts> parts = ReadParts(type, json, pool);
+  if (!parts.ok()) return parts.status();
+  const absl::StatusOr<std::string> message = FromProtoJson(type, parts->text);
+  if (!message.ok()) return message.status();
+  return Assembler(std::move(parts->payloads)).Run(*message, type);
 }
 
 }  // namespace rapt::native

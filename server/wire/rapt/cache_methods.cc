@@ -21,14 +21,14 @@ class ComputedHandler : public MessageHandler {
   explicit ComputedHandler(cache::CacheStore* store) : store_(store) {}
 
  private:
-  virtual absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller,
-                                         cache::CacheStore& store) = 0;
+  virtual absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
+                                         MethodCall& call) = 0;
   // Leads to call.Respond() or call.End().
   virtual void OnResult(Result result, MethodCall& call) = 0;
 
   void OnMessage(const MessageBytes& message, MethodCall& call) final {
     if (store_ == nullptr) return call.End(NoCaches());
-    absl::StatusOr<Request> request = Decode(message, call.call().caller(), *store_);
+    absl::StatusOr<Request> request = Decode(message, *store_, call);
     if (!request.ok()) return call.End(request.status());
     call.call().Bind(*request);
     call.call().engine().Submit(
@@ -43,15 +43,18 @@ class AttendCachedHandler final : public ComputedHandler {
   using ComputedHandler::ComputedHandler;
 
  private:
-  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller,
-                                 cache::CacheStore& store) override {
+  absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
+                                 MethodCall& call) override {
     absl::StatusOr<DecodedAttend> decoded = DecodeAttendCached(message);
     if (!decoded.ok()) return decoded.status();
-    absl::StatusOr<Request> request = attention_.Start(store, caller, std::move(decoded->call));
+    absl::StatusOr<Request> request =
+        attention_.Start(store, call.call().caller(), std::move(decoded->call));
     if (!request.ok()) return request.status();
     request->priority = decoded->priority;
     operator_ = request->tensor_operator;
-    if (absl::Status status = CheckAttendCached(*operator_); !status.ok()) return status;
+    const absl::StatusOr<int64_t> encoding = call.EncodingBytes(OutputsInResponse(*operator_));
+    if (!encoding.ok()) return encoding.status();
+    request->encoding_bytes = *encoding;
     return request;
   }
 
@@ -72,12 +75,12 @@ class AppendHandler final : public ComputedHandler {
   using ComputedHandler::ComputedHandler;
 
  private:
-  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller,
-                                 cache::CacheStore& store) override {
+  absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
+                                 MethodCall& call) override {
     absl::StatusOr<DecodedAppend> decoded = DecodeAppend(message);
     if (!decoded.ok()) return decoded.status();
     absl::StatusOr<Request> request =
-        append_.Start(store, caller, std::move(decoded->parts), decoded->partial);
+        append_.Start(store, call.call().caller(), std::move(decoded->parts), decoded->partial);
     if (request.ok()) request->priority = decoded->priority;
     return request;
   }
@@ -98,11 +101,12 @@ class DiagnoseCachedHandler final : public ComputedHandler {
   using ComputedHandler::ComputedHandler;
 
  private:
-  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller,
-                                 cache::CacheStore& store) override {
+  absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
+                                 MethodCall& call) override {
     absl::StatusOr<DecodedAttend> decoded = DecodeAttendCached(message);
     if (!decoded.ok()) return decoded.status();
-    absl::StatusOr<Request> request = diagnosis_.Start(store, caller, std::move(decoded->call));
+    absl::StatusOr<Request> request =
+        diagnosis_.Start(store, call.call().caller(), std::move(decoded->call));
     if (request.ok()) request->priority = decoded->priority;
     return request;
   }

@@ -29,10 +29,10 @@ class AttendHandler final : public MessageHandler {
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
     absl::StatusOr<DecodedCall> decoded = decode_(message, shared_memory_);
     if (!decoded.ok()) return call.End(decoded.status());
-    if (absl::Status status = CheckResponseSize(*decoded); !status.ok()) {
-      return call.End(std::move(status));
-    }
+    const absl::StatusOr<int64_t> encoding = call.EncodingBytes(OutputsInResponse(*decoded));
+    if (!encoding.ok()) return call.End(encoding.status());
     Request& request = decoded->request;
+    request.encoding_bytes = *encoding;
     call_ = request.call;
     places_ = decoded->fields.places();
     call.call().Bind(request);

@@ -13,7 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "base/byte_slice.h"
+#include "attention/operator.h"
+#include "base/checked_math.h"
 #include "base/json_string.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/rapt/json_tensors.h"
@@ -30,11 +31,10 @@ using google::protobuf::Descriptor;
 
 constexpr char kProtobuf[] = "application/x-protobuf";
 
-// The text with binary tensors, the message and its parser take at most this many times the bytes
-// of the JSON.
-constexpr int64_t kMessageBytesPerJsonByte = 4 * kTextBytesPerJsonByte;
 // Copies of a response while it becomes JSON: serialized, in the parser, and in base64.
 constexpr int64_t kBytesPerResponseByte = 4;
+// Ample for the JSON of a response without its tensors' data, apart from lists.
+constexpr int64_t kMaxFieldBytes = 8 * 1024;
 
 // A method of gRPC as a route.
 struct Route {
@@ -42,6 +42,7 @@ struct Route {
   const Descriptor& request;
   const Descriptor& response;
   bool is_query;  // the fields of the request are parameters of the query instead of the body
+  BufferPool& pool;
   JsonThreads& threads;
   int64_t max_json_bytes;
 };
@@ -82,7 +83,7 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
  private:
   absl::StatusOr<int64_t> ExtraBytes(int64_t bytes) override {
     if (sends_protobuf_) return 0;
-    if (bytes <= route_.max_json_bytes) return bytes * kMessageBytesPerJsonByte;
+    if (bytes <= route_.max_json_bytes) return MessageBytesOf(bytes);
     return RequestHasTooMuchJson(bytes, route_.max_json_bytes);
   }
 
@@ -95,32 +96,56 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
 
   void Handle(const MessageBytes& body) {
     if (call().is_over()) return call_->End(call().CancelledOrLate());
-    absl::StatusOr<std::string> message =
+    absl::StatusOr<JsonMessage> message =
         UnlessOutOfMemory("the request's JSON", [&] { return Translate(body); });
     if (!message.ok()) return call_->End(message.status());
     message_ = *std::move(message);
-    slice_ = {reinterpret_cast<const std::byte*>(message_.data()), 0,
-              static_cast<int64_t>(message_.size())};
-    const absl::Span<const ByteSlice> slices(&slice_, message_.empty() ? 0 : 1);
-    handler_->OnMessage({{slices, 0}, slice_.end}, *this);
+    handler_->OnMessage(message_.bytes(), *this);
   }
 
-  absl::StatusOr<std::string> Translate(const MessageBytes& body) const {
-    if (route_.is_query && body.size > 0) {
+  absl::StatusOr<JsonMessage> Translate(const MessageBytes& body) const {
+    if (!route_.is_query) return TranslateBody(body);
+    if (body.size > 0) {
       return absl::InvalidArgumentError(
           "the request has a body; its fields must be parameters of the query");
     }
-    if (!route_.is_query && body.size == 0) return std::string();
-    absl::StatusOr<std::string> json =
-        route_.is_query ? JsonOfQuery(target_) : WithBinaryTensors(route_.request, body.ToString());
-    if (!json.ok()) return json;
-    return FromProtoJson(route_.request, *json);
+    const absl::StatusOr<std::string> json = JsonOfQuery(target_);
+    if (!json.ok()) return json.status();
+    return ReadJson(route_.request, *json, route_.pool);
+  }
+
+  absl::StatusOr<JsonMessage> TranslateBody(const MessageBytes& body) const {
+    if (body.size == 0) return JsonMessage();
+    const InputBytes bytes = body.Part(0, body.size);
+    const std::string copy = bytes.in_slices() ? body.ToString() : "";
+    const absl::string_view json =
+        bytes.in_slices() ? absl::string_view(copy)
+                          : absl::string_view(reinterpret_cast<const char*>(bytes.data),
+                                              static_cast<size_t>(bytes.size));
+    return ReadJson(route_.request, json, route_.pool);
   }
 
   Call& call() override { return call_->call(); }
   void End(absl::Status status) override { call_->End(std::move(status)); }
 
+  // A response that is too large for sure is refused before it is computed.
+  absl::StatusOr<int64_t> EncodingBytes(absl::Span<const TensorSpec* const> outputs) override {
+    if (accepts_protobuf_) return MethodCall::EncodingBytes(outputs);
+    std::optional<int64_t> total = 0;
+    for (const TensorSpec* output : outputs) {
+      const absl::StatusOr<int64_t> bytes = ByteSize("an output", *output);
+      if (!bytes.ok()) return bytes.status();
+      total = total ? CheckedAdd(*total, *bytes) : std::nullopt;
+    }
+    if (!total || *total / 3 > route_.max_json_bytes / 4) {  // base64
+      return AnswerHasTooMuchJson(route_.max_json_bytes);
+    }
+    reserved_text_bytes_ = TextMemoryBytes(*total / 3 * 4 + kMaxFieldBytes);
+    return *total * kBytesPerResponseByte + reserved_text_bytes_;
+  }
+
   void Respond(ResponseMessage response) override {
+    message_ = {};
     if (accepts_protobuf_) return call_->Respond({.content_type = kProtobuf}, std::move(response));
     if (response.size() <= kQuickJsonBytes) return RespondInJson(std::move(response));
     route_.threads.Post(
@@ -132,7 +157,6 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
     absl::StatusOr<ResponseMessage> json =
         UnlessOutOfMemory("the answer's JSON", [&] { return Translate(std::move(response)); });
     if (!json.ok()) return call_->End(json.status());
-    message_ = {};
     call_->Respond({}, *std::move(json));
   }
 
@@ -141,15 +165,19 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
     if (response.size() / 4 > route_.max_json_bytes) {
       return AnswerHasTooMuchJson(route_.max_json_bytes);
     }
-    const MessageReservation memory = call().engine().ChargeMessage(
-        response.size() * kBytesPerResponseByte, call().caller_memory());
+    TextMemory text = {response.TakeEncodingMemory(), reserved_text_bytes_};
+    MessageReservation copies;
+    if (text.memory == nullptr) {
+      copies = call().engine().ChargeMessage(response.size() * kBytesPerResponseByte,
+                                             call().caller_memory());
+    }
     std::string bytes;
     for (const ResponseMessage::Piece& piece : response.TakePieces()) {
       bytes += piece.bytes;
       bytes.append(reinterpret_cast<const char*>(piece.payload.bytes.data()),
                    piece.payload.bytes.size());
     }
-    return ToProtoJson(route_.response, bytes, route_.max_json_bytes, call());
+    return ToProtoJson(route_.response, bytes, route_.max_json_bytes, std::move(text), call());
   }
 
   const Route& route_;
@@ -158,8 +186,8 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
   const bool sends_protobuf_;
   const bool accepts_protobuf_;
   http::MethodCall* call_ = nullptr;
-  std::string message_;
-  ByteSlice slice_ = {};
+  JsonMessage message_;
+  int64_t reserved_text_bytes_ = 0;  // of the answer
 };
 
 }  // namespace
@@ -171,9 +199,9 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
     const auto found = json.methods.find(absl::StrCat("/", service, "/", name));
     const auto& method = *google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(
         absl::StrCat(service, ".", name));
-    const auto route = std::make_shared<const Route>(
-        Route{found->second, *method.input_type(), *method.output_type(),
-              absl::string_view(http_method) == "GET", json.threads, json.max_json_bytes});
+    const auto route = std::make_shared<const Route>(Route{
+        found->second, *method.input_type(), *method.output_type(),
+        absl::string_view(http_method) == "GET", json.pool, json.threads, json.max_json_bytes});
     router.Add(http_method, path,
                {.observe = observe(absl::StrCat("rapt/v1/", name)),
                 .traits = found->second.traits,

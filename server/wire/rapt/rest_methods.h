@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/buffer_pool.h"
 #include "server/calls/call_observer.h"
 #include "server/wire/http/router.h"
 #include "server/wire/json_threads.h"
@@ -15,6 +16,7 @@ namespace rapt::native {
 // Methods of gRPC, and what their translation needs.
 struct JsonMethods {
   const UnaryMethods& methods;
+  BufferPool& pool;
   JsonThreads& threads;
   int64_t max_json_bytes;
 };
