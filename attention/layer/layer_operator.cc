@@ -239,8 +239,9 @@ class Run {
     if (task < mask_.tasks()) {
       return mask_.Write(a_, task, arrays_.mask.In(workspace_), arrays_.bias.In(workspace_));
     }
-    AppendExtra(Matrix::kKey, Vector::kExtraKey);
-    AppendExtra(Matrix::kValue, Vector::kExtraValue);
+    const int64_t b = task - mask_.tasks();
+    AppendExtra(Matrix::kKey, Vector::kExtraKey, b);
+    AppendExtra(Matrix::kValue, Vector::kExtraValue, b);
   }
 
   ProjectionOutput HeadsOutput(Matrix m) const {
@@ -254,15 +255,15 @@ class Run {
             .batch_stride = h.heads * h.length * row};
   }
 
-  // Writes bias_k or bias_v as the last row of each head.
-  void AppendExtra(Matrix m, Vector extra) const {
+  // Writes bias_k or bias_v as the last row of each head of a batch row.
+  void AppendExtra(Matrix m, Vector extra, int64_t b) const {
     const Heads h = HeadsOf(s_, m);
     const PackedVector& numbers = s_.weights()[extra];
-    for (int64_t head = 0; head < s_.batch * h.heads; ++head) {
-      const int64_t first = (head * h.length + s_.tokens) * h.size;
+    for (int64_t head = 0; head < h.heads; ++head) {
+      const int64_t first = ((b * h.heads + head) * h.length + s_.tokens) * h.size;
       for (int64_t d = 0; d < h.size; ++d) {
         StoreElement(HeadsAt(m), s_.dtype, first + d,
-                     LoadElement(numbers.data, numbers.dtype, head % h.heads * h.size + d));
+                     LoadElement(numbers.data, numbers.dtype, head * h.size + d));
       }
     }
   }
@@ -477,7 +478,7 @@ class LayerOperator final : public TensorOperator {
       encodings += encoding.plan.stages[0];
     }
     add(Step::kEncode, encodings);
-    int64_t projections = mask_.tasks() + (s_.has_extra_key() ? 1 : 0);
+    int64_t projections = mask_.tasks() + (s_.has_extra_key() ? s_.batch : 0);
     for (const Matrix m : kProjected) {
       projections += layer.projections[static_cast<size_t>(m)].tasks();
     }

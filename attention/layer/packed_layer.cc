@@ -1,7 +1,5 @@
 #include "attention/layer/packed_layer.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -244,15 +242,6 @@ void Pack(const Specs& specs, const PackedWeights& packed, ThreadPool& pool) {
   }
 }
 
-// Reading weights takes fewer misses of the address cache. Advice: without it reading is slower.
-void AdviseHugePages(absl::Span<std::byte> memory) {
-  constexpr uintptr_t kPage = 4096;
-  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
-  const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
-  const uintptr_t end = (begin + memory.size()) / kPage * kPage;
-  if (first < end) madvise(memory.data() + (first - begin), end - first, MADV_HUGEPAGE);
-}
-
 // A layer before its weights are packed.
 struct Draft {
   LayerConfig config;
@@ -298,8 +287,7 @@ absl::StatusOr<std::shared_ptr<const Layer>> MakeLayer(const LayerConfig& config
                                                        ThreadPool& pool) {
   const absl::StatusOr<Draft> draft = DraftOf(config, weights);
   if (!draft.ok()) return draft.status();
-  AlignedBuffer memory(static_cast<size_t>(draft->bytes));
-  AdviseHugePages(memory.span());
+  AlignedBuffer memory = MemoryForWeights(draft->bytes);
   const Specs specs(draft->config, weights);
   Arena arena;
   const PackedWeights packed = Place(specs, memory.data(), arena);

@@ -1,5 +1,7 @@
 #include "attention/layer/packed_matrix.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -28,6 +30,16 @@ void PackColumns(const std::byte* weights, int64_t k_step, int64_t column_step, 
 }
 
 }  // namespace
+
+AlignedBuffer MemoryForWeights(int64_t bytes) {
+  constexpr uintptr_t kPage = 4096;
+  AlignedBuffer memory(static_cast<size_t>(bytes));
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (begin + memory.size()) / kPage * kPage;
+  if (first < end) madvise(memory.data() + (first - begin), end - first, MADV_HUGEPAGE);
+  return memory;
+}
 
 void PackPanel(const LinearWeights& weights, int64_t panel, const PackedMatrix& to) {
   const WeightTensor& w = *weights.matrix;

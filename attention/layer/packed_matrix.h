@@ -8,6 +8,7 @@
 #include "attention/layer/layer.h"
 #include "attention/layer/projection_task.h"
 #include "attention/tensor_view.h"
+#include "base/aligned_buffer.h"
 #include "base/round_up.h"
 
 namespace rapt {
@@ -26,6 +27,10 @@ struct PackedMatrix {
   }
   int64_t panel_bytes() const { return panel_depth() * kPanelColumns * SizeOf(dtype); }
 };
+
+// Returns memory for packed weights: in huge pages, if the system has them, because reading takes
+// fewer misses of the address cache. Throws std::bad_alloc.
+AlignedBuffer MemoryForWeights(int64_t bytes);
 
 // Packs a panel. REQUIRES: the matrix has the type and shape of `to`.
 void PackPanel(const LinearWeights& weights, int64_t panel, const PackedMatrix& to);

@@ -39,7 +39,7 @@ struct ProjectionOutput {
 struct ProjectionTask {
   const std::byte* x;  // row 0; rows are adjacent
   Element element;     // of x and the output
-  int64_t depth;       // numbers in a row of x
+  int64_t depth;       // numbers in a row of x, at least 1
   int64_t first_row;
   int64_t rows;  // at most kMostProjectedRows
 
