@@ -1,10 +1,10 @@
 """Compares the ratios of a bench with the recorded ones; run by `./dev bench check NAME`.
 
-    check.py NAME RECORDED MEASURED
+    check.py NAME RECORDED MEASURED [--whole]
 
 RECORDED is bench/RESULTS.md, MEASURED the Markdown that the bench printed. Times differ from machine to machine;
 ratios to a peer in the same run do much less. Prints each ratio that is worse than the recorded one by more than
-TOLERANCE and exits with 1 if there is one.
+TOLERANCE, and those that are missing from a --whole run, and exits with 1 if there is one.
 """
 
 import re
@@ -69,7 +69,7 @@ def worse(recorded, measured):
             yield name, before, value
 
 
-def main(name, recorded_path, measured_path):
+def main(name, recorded_path, measured_path, *flags):
     with open(recorded_path, encoding="utf-8") as file:
         recorded = ratios(section(file.read(), name))
     with open(measured_path, encoding="utf-8") as file:
@@ -80,8 +80,11 @@ def main(name, recorded_path, measured_path):
     slower = list(worse(recorded, measured))
     for case, before, value in slower:
         print(f"{case}: {value:g}, recorded {before:g}")
+    missing = sorted(recorded.keys() - measured.keys()) if "--whole" in flags else []
+    for case in missing:
+        print(f"{case}: not measured, recorded {recorded[case][0]:g}")
     print(f"check: {len(slower)} of {len(compared)} ratios of {name} are worse by more than {TOLERANCE:.0%}")
-    return 1 if slower else 0
+    return 1 if slower or missing else 0
 
 
 if __name__ == "__main__":

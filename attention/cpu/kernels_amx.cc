@@ -99,9 +99,9 @@ struct TileUnitProducts {
 };
 
 bool FlashFp32(const FlashTask& task) {
-  const TileOutcome outcome = FoldTiles<TileUnitProducts>(task);
-  if (outcome == TileOutcome::kNotForTiles) return kAvx512Kernels.flash_fp32(task);
-  return outcome == TileOutcome::kDone;
+  const Outcome outcome = FoldTiles<TileUnitProducts>(task);
+  if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32(task);
+  return outcome == Outcome::kDone;
 }
 
 }  // namespace

@@ -55,22 +55,22 @@ class PairFlash : private Flash<float> {
   // REQUIRES: SuitsPairs(task).
   explicit PairFlash(const FlashTask& task) : Flash(task) {}
 
-  TileOutcome Run() {
+  Outcome Run() {
     LoadQueries<Element::kBFloat16>();
     for (int64_t r = 0; r < t_.row_count; ++r) {
-      if (!LoadQueryPairs(r)) return TileOutcome::kNotForTiles;
+      if (!LoadQueryPairs(r)) return Outcome::kNotSuited;
     }
     FormRowBlocks();
     for (int64_t j = KeysToRead().begin; j < t_.end; j = next_) {
       const int64_t count = Min(kKeyBlock, t_.end - j);
-      if (!PassCheckpoint(count)) return TileOutcome::kAbandoned;
+      if (!PassCheckpoint(count)) return Outcome::kAbandoned;
       next_ = j + kKeyBlock;
       FoldPairs(j, count);
     }
-    if (!IsFinite() || !HasMaxima()) return TileOutcome::kNotForTiles;
+    if (!IsFinite() || !HasMaxima()) return Outcome::kNotSuited;
     OrderColumns();
     Finish();
-    return TileOutcome::kDone;
+    return Outcome::kDone;
   }
 
  private:
@@ -284,19 +284,16 @@ struct DotTileProducts {
 };
 
 bool SuitsPairs(const FlashTask& task) {
-  return __builtin_fabs(task.score.scale) < kTooLargeScale && task.element == Element::kBFloat16 &&
-         !task.q8_0 && task.row_count <= kFewRows && task.head_size % kPairLanes == 0 &&
-         task.value_head_size % kPairLanes == 0 && task.score_stage == ScoreStage::kNone &&
-         task.alpha == 0 && !task.sparse && task.selection.indices == nullptr &&
-         task.additive.weights == nullptr && task.vectors.keys.data == nullptr &&
-         task.vectors.values.data == nullptr && task.rotary.rotate == nullptr;
+  return SuitsProducts(task) && task.element == Element::kBFloat16 && task.row_count <= kFewRows &&
+         task.head_size % kPairLanes == 0 && task.value_head_size % kPairLanes == 0 &&
+         task.rotary.rotate == nullptr;
 }
 
 bool FlashFp32(const FlashTask& task) {
-  const TileOutcome outcome =
+  const Outcome outcome =
       SuitsPairs(task) ? PairFlash(task).Run() : FoldTiles<DotTileProducts>(task);
-  if (outcome == TileOutcome::kNotForTiles) return kAvx512Kernels.flash_fp32(task);
-  return outcome == TileOutcome::kDone;
+  if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32(task);
+  return outcome == Outcome::kDone;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "base/clock.h"
 #include "server/execution/executor.h"
