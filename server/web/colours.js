@@ -35,6 +35,20 @@ export function colourOf(value, {low, high, isAround0}) {
   return along(isAround0 ? AROUND_0 : VIRIDIS, (value - low) / (high - low));
 }
 
+const LEVELS = 1024;
+
+/** Colours as pixels of an ImageData, for many values of one range. @returns {(value: number) => number} */
+export function pixelOf(range) {
+  const {low, high} = range;
+  const pixel = (value) => {
+    const [r, g, b] = colourOf(value, range);
+    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  };
+  const levels = Uint32Array.from({length: LEVELS + 1}, (_, n) => pixel(low + ((high - low) * n) / LEVELS));
+  const nan = pixel(NaN), step = LEVELS / (high - low);
+  return (value) => (value === value ? levels[Math.min(Math.max(Math.round((value - low) * step), 0), LEVELS)] : nan);
+}
+
 export const css = (rgb) => `rgb(${rgb.join()})`;
 
 /** Black or white, whichever is easier to read on the colour. */

@@ -4,7 +4,8 @@ import {el, show, table} from './text.js';
 
 const MOST_CELLS = 1600;  // of a larger matrix, the grid has only the cell that has the focus
 const LABELS_FROM = 13;   // pixels of a cell
-const LARGEST = 68, SMALLEST_FOR_KEYS = 8;
+const LARGEST_REM = 4.5;
+const SMALLEST_FOR_KEYS = 8;
 const DECIMALS = 3;
 const MOVES = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
 
@@ -35,7 +36,7 @@ export class HeatMap extends HTMLElement {
   #marker = el('div', {className: 'row-marker', 'aria-hidden': 'true'});
   #readout = el('p', {className: 'readout'});
   #plot = el('div', {className: 'plot'});
-  #table = el('div', {className: 'scroll', tabIndex: 0, role: 'region'});
+  #table = el('div', {className: 'scroll', tabIndex: 0, role: 'region', hidden: true});
 
   connectedCallback() {
     if (this.#plot.isConnected) return;
@@ -97,7 +98,8 @@ export class HeatMap extends HTMLElement {
     if (!matrix || this.#isTable || this.clientWidth === 0) return;
     const labelWidth = this.#measureLabels();
     const room = this.clientWidth - labelWidth - 12;
-    let cell = Math.min(LARGEST, room / matrix.columns, Math.max(this.clientWidth, 480) / matrix.rows);
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    let cell = Math.min(LARGEST_REM * rem, room / matrix.columns, Math.max(this.clientWidth, 480) / matrix.rows);
     if (cell >= 2) cell = Math.floor(cell);
     if (cell === this.#cell && !isNew) return;
     this.#cell = cell;
@@ -123,7 +125,7 @@ export class HeatMap extends HTMLElement {
     fill(this.#columnLabels, columnLabels, 'gridTemplateColumns');
     fill(this.#rowLabels, rowLabels, 'gridTemplateRows');
     this.#columnLabels.classList.toggle('upright', isUpright);
-    this.#plot.style.fontSize = `${Math.min(14, Math.max(10, cell * 0.8))}px`;
+    this.#plot.style.fontSize = cell < 20 ? '10px' : '0.93rem';
   }
 
   #placeCells(cell) {

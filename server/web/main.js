@@ -6,20 +6,20 @@ import {attend, callOf, hiddenCells, hiddenOf, hidesKeys} from './call.js';
 import {pythonOf} from './code.js';
 import {colourOf, css, rangeOf} from './colours.js';
 import {readFiles, writeNpy} from './files.js';
+import {listLayers, weightsOfLayer} from './layers.js';
 import {pngOf, svgOf} from './matrix.js';
 import {ask, onTokenNeeded} from './server.js';
-import {sourceOfArrays, sourceOfNumbers, sourceOfSentence} from './sources.js';
+import {sourceOfArrays, sourceOfLayer, sourceOfNumbers, sourceOfSentence} from './sources.js';
 import {DEFAULTS, formatState, parseState} from './state.js';
 import {headOf, tensor} from './tensor.js';
 import {el} from './text.js';
 
-/** name in the address: [title, module, element] */
+/** The view NAME is the element rapt-NAME of view-NAME.js. */
 const VIEWS = {
-  compare: ['Compare', './view-compare.js', 'rapt-compare'],
-  steps: ['Steps', './view-steps.js', 'rapt-steps'],
-  lines: ['Lines', './view-lines.js', 'rapt-lines'],
-  code: ['Code', './view-code.js', 'rapt-code'],
+  compare: 'Compare', steps: 'Steps', lines: 'Lines', code: 'Code', gradient: 'Gradient', lessons: 'Lessons',
+  positions: 'Positions', cost: 'Cost', decode: 'Decode', server: 'Server',
 };
+const WITHOUT_CALL = ['lines', 'positions', 'cost', 'server'];  // show something for a file of weights, too
 
 const $ = (selector) => document.querySelector(selector);
 const map = $('rapt-heat-map'), words = $('rapt-words'), heads = $('rapt-heads');
@@ -38,12 +38,13 @@ function sourceOf() {
     return sourceOfArrays(arrays);
   }
   if (state.source === 'numbers') return state.n.trim() ? sourceOfNumbers(state.n) : null;
-  return sourceOfSentence(state.s, state.heads, state.kv);
+  return state.model ? sourceOfLayer(state.s, state.model) : sourceOfSentence(state.s, state.heads, state.kv);
 }
 
 /** Weights [layers, heads, queries, keys], and what is masked, from the server or from a file. */
 async function compute(source, signal) {
   if (source.weights) return {weights: source.weights, plan: ''};
+  if (source.layer) return weightsOfLayer(source.layer, source.words, signal);
   const call = callOf(source, state);
   const [{scores: weights, y, plan, computeUs}, biased] = await Promise.all([
     attend(call, 'weights', signal), hidesKeys(call) ? attend(call, 'biased', signal) : null,
@@ -63,7 +64,7 @@ async function refresh() {
     if (signal.aborted) return;
     shown = {source, ...result};
     await render();
-    say(result.plan ? `Computed by the server in ${result.computeUs} µs, plan ${result.plan}.` : '');
+    if (!signal.aborted) say(result.plan ? `Computed by the server in ${result.computeUs} µs, plan ${result.plan}.` : '');
   } catch (error) {
     fail(error);
   } finally {
@@ -106,17 +107,23 @@ function render() {
   words.show(matrix, clamped(state.row, rows));
   map.mark(clamped(state.row, rows));
   for (const button of document.querySelectorAll('[data-copy]')) button.hidden = !shown.call;
+  for (const field of document.querySelectorAll('#controls fieldset')) field.disabled = !shown.call;
   return showView();
 }
 
+const currentView = () => (state.view in VIEWS ? state.view : DEFAULTS.view);
+
 async function showView() {
-  const [, module, name] = VIEWS[state.view] ?? VIEWS.compare;
+  const name = currentView();
   try {
-    await import(module);
-    if (!shown) return;
+    await import(`./view-${name}.js`);
+    if (!shown || name !== currentView()) return;
+    if (!shown.call && !WITHOUT_CALL.includes(name)) {
+      return $('#view').replaceChildren(el('p', {className: 'quiet'}, 'These weights come from a file or a layer. This view needs a call: toy vectors, numbers, or arrays q, k and v.'));
+    }
     let view = $('#view').firstElementChild;
-    if (view?.localName !== name) {
-      view = el(name);
+    if (view?.localName !== `rapt-${name}`) {
+      view = el(`rapt-${name}`);
       $('#view').replaceChildren(view);
     }
     const [layers, count, rows] = shown.weights.shape;
@@ -164,7 +171,7 @@ function fillControls() {
   $('#table').setAttribute('aria-pressed', state.table);
   map.paints = state.paint;
   for (const tab of document.querySelectorAll('[role=tab]')) {
-    const isChosen = tab.dataset.view === state.view;
+    const isChosen = tab.dataset.view === currentView();
     tab.setAttribute('aria-selected', isChosen);
     tab.tabIndex = isChosen ? 0 : -1;
     if (isChosen) $('#view').setAttribute('aria-labelledby', tab.id);
@@ -246,7 +253,7 @@ function bindTabs() {
   const list = $('[role=tablist]');
   const names = Object.keys(VIEWS);
   for (const name of names) {
-    const tab = el('button', {type: 'button', role: 'tab', id: `tab-${name}`, 'data-view': name, 'aria-controls': 'view'}, VIEWS[name][0]);
+    const tab = el('button', {type: 'button', role: 'tab', id: `tab-${name}`, 'data-view': name, 'aria-controls': 'view'}, VIEWS[name]);
     tab.addEventListener('click', () => {
       change({view: name}, false);
       showView();
@@ -256,7 +263,7 @@ function bindTabs() {
   list.addEventListener('keydown', (event) => {
     const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
     if (!step) return;
-    const next = (names.indexOf(state.view) + step + names.length) % names.length;
+    const next = (names.indexOf(currentView()) + step + names.length) % names.length;
     list.children[next].focus();
     list.children[next].click();
   });
@@ -319,7 +326,7 @@ function askForToken() {
       resolve(dialog.querySelector('input').value.trim());
       dialog.querySelector('form').reset();
     }, {once: true});
-    if (!dialog.open) dialog.showModal();
+    dialog.showModal();
   });
 }
 
@@ -329,6 +336,13 @@ async function showServer() {
   $('#server').textContent = ['rapt', version, ...sets].join(' ');
 }
 
+async function showLayers() {
+  const layers = await listLayers(), choice = $('[name=model]');
+  choice.append(...layers.map((name) => el('option', {value: name}, `layer ${name}`)));
+  choice.value = state.model;
+  choice.hidden = layers.length === 0;
+}
+
 onTokenNeeded(askForToken);
 bindTabs();
 bindControls();
@@ -336,4 +350,4 @@ bindSaving();
 drawScale();
 fillControls();
 await refresh();
-showServer().catch(fail);
+Promise.all([showServer(), showLayers()]).catch(fail);

@@ -1,5 +1,5 @@
 // Draws matrices on canvases, and heat maps as pictures.
-import {colourOf, css, inkOn} from './colours.js';
+import {colourOf, css, inkOn, pixelOf} from './colours.js';
 import {show, svg} from './text.js';
 
 /**
@@ -14,6 +14,7 @@ import {show, svg} from './text.js';
  */
 
 const HIDDEN = [226, 229, 233];
+const HIDDEN_PIXEL = 0xffe9e5e2;  // the same
 const HATCH = '#8b95a1';
 const GAP_FROM = 12;  // pixels of a cell
 const HATCH_FROM = 5;
@@ -22,10 +23,8 @@ const NUMBERS_FROM = 34;
 /** One pixel for each element. */
 function pixelsOf({rows, columns, values, hidden, range}) {
   const image = new ImageData(columns, rows);
-  for (let at = 0; at < rows * columns; ++at) {
-    const [r, g, b] = hidden?.[at] ? HIDDEN : colourOf(values[at], range);
-    image.data.set([r, g, b, 255], at * 4);
-  }
+  const pixels = new Uint32Array(image.data.buffer), pixel = pixelOf(range);
+  for (let at = 0; at < rows * columns; ++at) pixels[at] = hidden?.[at] ? HIDDEN_PIXEL : pixel(values[at]);
   const canvas = new OffscreenCanvas(columns, rows);
   canvas.getContext('2d').putImageData(image, 0, 0);
   return canvas;

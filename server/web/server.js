@@ -15,14 +15,25 @@ export class ServerError extends Error {
 
 let token = '';  // in memory only
 let askForToken = async () => '';
+let asking = null;  // by the first of several calls that need one
 
 /** @param {() => Promise<string>} ask returns '' if the user gives none */
 export function onTokenNeeded(ask) {
   askForToken = ask;
 }
 
+/** Returns whether there is another token than the one that was refused, or the same given again. */
+async function hasNewToken(refused) {
+  if (token === refused) {
+    asking ??= askForToken().finally(() => { asking = null; });
+    token = await asking;
+  }
+  return token !== '';
+}
+
 async function send(path, init = {}) {
-  const headers = {...init.headers, ...(token && {Authorization: `Bearer ${token}`})};
+  const used = token;
+  const headers = {...init.headers, ...(used && {Authorization: `Bearer ${used}`})};
   let response;
   try {
     response = await fetch(new URL(path, ROOT), {...init, headers});
@@ -31,7 +42,7 @@ async function send(path, init = {}) {
     throw new ServerError('The server does not answer.', 0);
   }
   if (response.ok) return response;
-  if (response.status === 401 && (token = await askForToken())) return send(path, init);
+  if (response.status === 401 && await hasNewToken(used)) return send(path, init);
   const text = await response.text();
   let message = text;
   try { message = JSON.parse(text).error; } catch { /* a proxy's page */ }

@@ -9,6 +9,8 @@ import {tensor} from './tensor.js';
  * @property {import('./tensor.js').Tensor} [q] [1, heads, queries, D]
  * @property {import('./tensor.js').Tensor} [k]
  * @property {import('./tensor.js').Tensor} [v]
+ * @property {string} [layer] the model that computes, from `words`
+ * @property {string[]} [words]
  * @property {import('./tensor.js').Tensor} [weights] [layers, heads, queries, keys]: shown as they are
  */
 
@@ -25,8 +27,6 @@ const LOOKS_FOR = [
   [1, 5, 0, 0, 0, -3], [3, 2, 6, 0, 0, -1], [0, 0, 2, 3, 6, -1],
   [0, 5, 3, 1, 0, 3], [1, 5, 0, 0, 0, 3], [2, 2, 2, 6, 3, 1],
 ];
-
-export const wordsOf = (sentence) => sentence.match(/[\p{L}\p{N}'’-]+|[^\s\p{L}\p{N}]/gu) ?? [];
 
 /** Numbers words that occur several times: the₁, the₂. */
 function labelsOf(words) {
@@ -59,25 +59,30 @@ function draw(seed, count) {
 
 const TOY_SIZE = 16;
 
-function positionVector(position) {
-  return Array.from({length: TOY_SIZE}, (_, n) => {
-    const angle = position * 10000 ** (-(n - (n % 2)) / TOY_SIZE);
+function positionVector(position, size) {
+  return Array.from({length: size}, (_, n) => {
+    const angle = position * 10000 ** (-(n - (n % 2)) / size);
     return n % 2 ? Math.cos(angle) : Math.sin(angle);
   });
 }
 
+const add = (a, aScale, b, bScale) => a.map((x, n) => Math.round((aScale * x + bScale * b[n]) * 1e3) / 1e3);
+
+/** A row for each word: its own numbers and its position. */
+export const toyVectors = (words, size) =>
+  words.map((word, at) => add(draw(word.toLowerCase(), size), 1, positionVector(at, size), 1));
+
 // How strongly a head looks at words and at positions, and at which distance: itself, the previous word, any, the next.
 const TOY_HEADS = [
-  {word: 1, place: 1, shift: 0}, {word: 0.3, place: 2, shift: -1}, {word: 1.6, place: 0, shift: 0}, {word: 0.3, place: 2, shift: 1},
+  {word: 0.7, place: 1, shift: 0}, {word: 0.3, place: 3, shift: -1}, {word: 1.1, place: 0, shift: 0}, {word: 0.3, place: 3, shift: 1},
 ];
 
 function toyRows(words, heads, shifts) {
   return Array.from({length: heads}, (_, head) => {
     const {word, place, shift} = TOY_HEADS[head % TOY_HEADS.length];
     return words.map((text, at) => {
-      const own = draw(text.toLowerCase(), TOY_SIZE);
-      const position = positionVector(at + (shifts ? shift * (1 + Math.floor(head / TOY_HEADS.length)) : 0));
-      return own.map((x, n) => Math.round((word * x + place * position[n]) * 1e3) / 1e3);
+      const distance = shifts ? shift * (1 + Math.floor(head / TOY_HEADS.length)) : 0;
+      return add(draw(text.toLowerCase(), TOY_SIZE), word, positionVector(at + distance, TOY_SIZE), place);
     });
   });
 }
@@ -87,11 +92,25 @@ const tensorOf = (rows) => {
   return tensor('FP32', shape, Float32Array.from(rows.flat(2)));
 };
 
+function wordsOf(sentence) {
+  const words = sentence.match(/[\p{L}\p{N}'’-]+|[^\s\p{L}\p{N}]/gu) ?? [];
+  if (words.length === 0) throw new RangeError('Type a sentence first.');
+  if (words.length > 1024) throw new RangeError(`The sentence has ${words.length} words; at most 1024 are shown.`);
+  return words;
+}
+
+/** The words for a layer of the server. @returns {Source} */
+export function sourceOfLayer(sentence, layer) {
+  const words = wordsOf(sentence), labels = labelsOf(words);
+  return {
+    queryLabels: labels, keyLabels: labels, layer, words,
+    note: `The layer ${layer} of this server, with its weights; the words are toy vectors, as the layer has no dictionary.`,
+  };
+}
+
 /** @returns {Source} */
 export function sourceOfSentence(sentence, heads, kvHeads) {
   const words = wordsOf(sentence);
-  if (words.length === 0) throw new RangeError('Type a sentence first.');
-  if (words.length > 1024) throw new RangeError(`The sentence has ${words.length} words; at most 1024 are shown.`);
   const labels = {queryLabels: labelsOf(words), keyLabels: labelsOf(words)};
   if (words.join(' ').toLowerCase() === DEMO && heads === 1) {
     return {

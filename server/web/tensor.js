@@ -61,12 +61,12 @@ function fromHalf(bits) {
 /** Returns the little-endian bytes that the wire and .npy files have. */
 export function toBytes({datatype, values}) {
   switch (datatype) {
-    case 'FP64': return bytesOf(Float64Array.from(values));
-    case 'FP32': return bytesOf(Float32Array.from(values));
+    case 'FP64': return bytesOf(new Float64Array(values));
+    case 'FP32': return bytesOf(new Float32Array(values));
     case 'FP16': return bytesOf(Uint16Array.from(values, roundToHalf));
     case 'BF16': return bytesOf(Uint16Array.from(values, roundToBf16));
     case 'INT64': return bytesOf(BigInt64Array.from(values, BigInt));
-    case 'BOOL': return Uint8Array.from(values);
+    case 'BOOL': return new Uint8Array(values);
   }
   throw new TypeError(`${datatype} can't be sent`);
 }
@@ -85,7 +85,7 @@ export function fromBytes(datatype, bytes) {
     case 'BF16': return Float32Array.from(new Uint16Array(buffer), fromBf16);
     case 'INT32': return Float64Array.from(new Int32Array(buffer));
     case 'INT64': return Float64Array.from(new BigInt64Array(buffer), Number);
-    default: return Float32Array.from(bytes);
+    default: return new Float32Array(bytes);
   }
 }
 

@@ -5,7 +5,7 @@ export function show(value, decimals = 2) {
   if (Number.isNaN(value)) return 'NaN';
   if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
   const text = Math.abs(value) >= 1e5 ? value.toExponential(2) : value.toFixed(decimals);
-  return text.replace('-', '−');
+  return Number(text) === 0 ? text.replace('-', '') : text.replace('-', '−');
 }
 
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];

@@ -31,8 +31,7 @@ class Code extends HTMLElement {
   }
 
   update({call}) {
-    this.hidden = !call;
-    if (!call || this.call === call) return;
+    if (this.call === call) return;
     this.call = call;
     this.#write();
   }

@@ -15,8 +15,6 @@ class Compare extends HTMLElement {
   }
 
   async update({call, source, head, row, state, signal}) {
-    this.hidden = !call;
-    if (!call) return;
     if (this.shown !== call || this.head !== head) {
       this.matrices = await Promise.all([false, true].map((isCausal) => this.#matrixOf(call, source, head, isCausal, signal)));
       this.#sides.forEach(({title, map}, n) => map.show(this.matrices[n], {name: title.textContent, isTable: state.table}));

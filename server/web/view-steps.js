@@ -24,8 +24,6 @@ class Steps extends HTMLElement {
   }
 
   async update({call, source, head, row, signal}) {
-    this.hidden = !call;
-    if (!call) return;
     if (this.call !== call) {
       this.results = await Promise.all(STEPS.map(([step]) => attend(call, step, signal)));
       this.call = call;

@@ -8,6 +8,7 @@ const PLAY_MS = 900;
 export class Words extends HTMLElement {
   #rows = 0;
   #row = 0;
+  #labels = [];
   #timer = 0;
   #title = el('h2');
   #text = el('div', {className: 'text', role: 'radiogroup', 'aria-label': 'The word that looks'});
@@ -42,13 +43,17 @@ export class Words extends HTMLElement {
   }
 
   #fillText(labels, weights, row) {
+    if (labels !== this.#labels) {
+      this.#labels = labels;
+      this.#text.replaceChildren(...labels.map((label, n) => el('button', {type: 'button', role: 'radio', 'data-row': n}, label)));
+    }
     const hadFocus = this.#text.contains(document.activeElement);
     const most = Math.max(...weights, 1e-9);
-    this.#text.replaceChildren(...labels.map((label, n) => {
-      const word = el('button', {type: 'button', role: 'radio', tabIndex: n === row ? 0 : -1, 'aria-checked': n === row, 'data-row': n}, label);
-      word.style.setProperty('--weight', Math.max(0, weights[n] / most || 0));
-      return word;
-    }));
+    [...this.#text.children].forEach((word, n) => {
+      word.tabIndex = n === row ? 0 : -1;
+      word.setAttribute('aria-checked', n === row);
+      word.style.setProperty('--weight', Math.max(0, weights[n] / most || 0).toFixed(3));
+    });
     if (hadFocus) this.#text.children[row].focus();
   }
 

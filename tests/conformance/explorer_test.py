@@ -2,6 +2,9 @@
 it, and it loads nothing from elsewhere. Pictures of the page are left in the build folder, in explorer/."""
 
 import contextlib
+import hashlib
+import http.client
+import http.server
 import json
 import math
 import os
@@ -9,6 +12,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -324,7 +328,7 @@ def test_five_steps_of_a_query(explorer):
 
 
 def code_of(explorer, language):
-    explorer.page.get_by_role("tab", name="Code").click()
+    explorer.page.get_by_role("tab", name="Code", exact=True).click()
     explorer.page.get_by_role("button", name=language, exact=True).click()
     return explorer.page.get_by_role("region", name="Code").text_content()
 
@@ -370,6 +374,189 @@ def test_saved_files(explorer):
     assert png.startswith(b"\x89PNG") and len(png) > 2000
     svg = download(explorer, "SVG").read_text()
     assert svg.startswith("<svg") and svg.count("<rect") == 37 and ">1.00</text>" in svg
+
+
+def save_arrays(folder):
+    rng = np.random.default_rng(27)
+    arrays = {name: rng.standard_normal((2, size, 8)).astype(np.float32) for name, size in (("q", 5), ("k", 7), ("v", 7))}
+    for name, array in arrays.items():
+        np.save(folder / name, array)
+    np.savez(folder / "plain.npz", **arrays)
+    np.savez_compressed(folder / "packed.npz", **arrays)
+    entries, data = {}, b""
+    for name, array in arrays.items():
+        entries[f"layer.0.{name}"] = {"dtype": "F32", "shape": array.shape, "data_offsets": [len(data), len(data) + array.nbytes]}
+        data += array.tobytes()
+    head = json.dumps(entries).encode()
+    (folder / "all.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
+    return arrays
+
+
+@pytest.mark.parametrize("names", [["q.npy", "k.npy", "v.npy"], ["plain.npz"], ["packed.npz"], ["all.safetensors"]])
+def test_arrays_of_files(explorer, tmp_path, names):
+    arrays = save_arrays(tmp_path)
+    explorer.open("#source=files").page.set_input_files("#files", [tmp_path / name for name in names])
+    expect(explorer.page.locator("#note")).to_contain_text("q [1,2,5,8]")
+    explorer.settle()
+    np.testing.assert_allclose(explorer.weights(), attention(arrays["q"][0], arrays["k"][0]), atol=LABEL_STEP + 1e-6)
+    explorer.page.get_by_role("button", name="head 1").click()
+    np.testing.assert_allclose(explorer.weights(), attention(arrays["q"][1], arrays["k"][1]), atol=LABEL_STEP + 1e-6)
+    explorer.set("align", "bottom_right").set("causal", True)
+    visible = np.arange(7)[None] <= np.arange(5)[:, None] + 2
+    np.testing.assert_allclose(explorer.weights(), attention(arrays["q"][1], arrays["k"][1], visible=visible), atol=LABEL_STEP + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_weights_of_layers_and_heads(explorer, tmp_path, dtype):
+    weights = np.random.default_rng(28).dirichlet(np.ones(6), size=(3, 1, 2, 4)).astype(dtype)
+    np.save(tmp_path / "weights.npy", weights)
+    explorer.open("#source=files").page.set_input_files("#files", tmp_path / "weights.npy")
+    expect(explorer.page.locator("#note")).to_contain_text("the server computed nothing")
+    for layer, head in [(0, 0), (2, 1), (1, 0)]:
+        explorer.page.get_by_role("button", name=f"layer {layer}, head {head}").click()
+        np.testing.assert_allclose(explorer.weights(), weights[layer, 0, head], atol=LABEL_STEP + 1e-6)
+    expect(explorer.page.get_by_role("checkbox", name="Causal")).to_be_disabled()
+    explorer.keep_picture("layers")
+
+
+def test_a_wrong_file_is_explained(explorer, tmp_path):
+    np.save(tmp_path / "names.npy", np.array(["a", "b"]))
+    (tmp_path / "notes.txt").write_text("text")
+    explorer.open("#source=files")
+    for name, message in [("names.npy", "names.npy has the type <U1; it must be one of"), ("notes.txt", "notes.txt is none of .npy")]:
+        explorer.page.set_input_files("#files", tmp_path / name)
+        expect(explorer.page.get_by_role("status")).to_contain_text(message)
+
+
+def test_pasted_numbers(explorer):
+    explorer.open("#source=numbers")
+    matrices = [np.array([[1.0, 0], [0, 1], [2, -1]]), np.array([[1.0, 1], [0.5, 0]]), np.array([[1.0], [2]])]
+    box = explorer.page.get_by_role("textbox", name="Numbers")
+    show = explorer.page.get_by_role("button", name="Show").last
+    for count, form in [(1, "{}"), (3, "[{}]")]:
+        box.fill("\n\n".join("\n".join(form.format(", ".join(map(str, row))) for row in m) for m in matrices[:count]))
+        show.click()
+        explorer.settle()
+        want = attention(matrices[0], matrices[0 if count == 1 else 1])
+        np.testing.assert_allclose(explorer.weights(), want, atol=LABEL_STEP + 1e-6)
+    assert "n=%5B1.0" in explorer.page.url
+    box.fill("1 2\n3")
+    show.click()
+    expect(explorer.page.get_by_role("status")).to_have_text("Line 2 of a matrix has 1 numbers; the first line has 2.")
+
+
+# --- Views ------------------------------------------------------------------------------------------
+
+
+def labels_of(map):
+    """The numbers of a heat map that is complete."""
+    expect(map.locator("[role=gridcell]").first).to_be_attached()
+    rows = map.locator("[role=row]").evaluate_all("rows => rows.map(row => [...row.children].map(cell => cell.getAttribute('aria-label')))")
+    return np.array([[number_of(label) for label in row] for row in rows])
+
+
+def test_gradients(explorer):
+    explorer.open("#view=gradient&row=2&causal=1")
+    q, k, v = (explorer.inputs()[name][0, 0].astype(float) for name in "QKV")
+    weights = attention(q, k, visible=K <= Q)[2]
+    slopes = weights * (v.sum(1) - weights @ v.sum(1)) / math.sqrt(6)
+    row = np.arange(6)[:, None] == 2
+    maps = explorer.page.locator("rapt-gradient rapt-heat-map")
+    for n, want in enumerate([row * (slopes @ k), np.outer(slopes, q[2]), np.outer(weights, np.ones(6))]):
+        np.testing.assert_allclose(labels_of(maps.nth(n)), want, atol=LABEL_STEP + 1e-5)
+
+
+def test_positions(explorer):
+    explorer.open("#view=positions")
+    for name, value in (("Positions", "7"), ("Numbers", "4"), ("Base", "100")):
+        explorer.page.get_by_role("spinbutton", name=name).fill(value)
+    explorer.page.keyboard.press("Tab")
+    map = explorer.page.locator("rapt-positions rapt-heat-map")
+    expect(map.locator("[role=gridcell]")).to_have_count(28)
+    angles = np.arange(7)[:, None] * 100.0 ** -np.array([0, 0.5])
+    want = np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(7, 4)
+    np.testing.assert_allclose(labels_of(map), want, atol=LABEL_STEP + 1e-6)
+
+
+def test_costs(explorer, server):
+    explorer.open("#view=cost")
+    message = {"batch": 1, "queryHeads": 1, "headSize": 64, "lengths": [128, 65536]}
+    want = json.loads(fetch(server, "/rapt/v1/estimate-memory", "POST", data=json.dumps(message).encode())[2])["estimates"]
+    rows = explorer.page.locator("rapt-cost table").first.locator("tbody tr")
+    assert [int(e["length"]) for e in want] == [128, 65536]
+    assert rows.first.locator("td").first.text_content() == f"{int(want[0]['standardBytes']) / 1024:.1f} KiB"
+    assert rows.last.locator("td").first.text_content() == f"{int(want[1]['standardBytes']) / 2**30:.1f} GiB"
+    explorer.page.get_by_role("button", name="Measure time").click()
+    times = explorer.page.locator("rapt-cost table").nth(1).locator("tbody tr")
+    expect(times).to_have_count(2, timeout=20_000)
+    assert all(re.fullmatch(r"\d+ µs|\d+\.\d ms", text) for text in times.first.locator("td").all_text_contents())
+
+
+def test_decode_against_a_cache(explorer, server):
+    explorer.open("#view=decode&heads=2&head=1")
+    step = explorer.page.get_by_role("button", name="Append the next word")
+    cached, whole = (explorer.page.locator("rapt-decode rapt-heat-map").nth(n) for n in range(2))
+    for count in range(1, 7):
+        step.click()
+        expect(cached.locator("[role=row]")).to_have_count(count)
+        np.testing.assert_allclose(labels_of(cached), labels_of(whole), atol=2 * LABEL_STEP)
+    expect(step).to_be_disabled()
+    expect(explorer.page.locator("rapt-decode dd").first).to_have_text("6")
+    tensors = explorer.inputs()
+    weights = attention(tensors["Q"][0, 1], tensors["K"][0, 0], visible=K <= Q)
+    np.testing.assert_allclose(labels_of(cached), weights @ tensors["V"][0, 0], atol=LABEL_STEP + 1e-5)
+    with explorer.page.expect_response("**/rapt/v1/caches/close"):
+        explorer.page.get_by_role("tab", name="Lines").click()
+    assert json.loads(fetch(server, "/rapt/v1/caches")[2]).get("caches", []) == []
+
+
+def test_figures_of_the_server(explorer):
+    explorer.open("#view=server")
+    row = explorer.page.locator("rapt-server tbody tr").first
+    expect(row.locator("th")).to_have_text("attention")
+    before = int(row.locator("td").first.text_content())
+    explorer.set("causal", True)
+    expect(row.locator("td").first).not_to_have_text(str(before))
+
+
+def test_lessons(explorer):
+    explorer.open("#view=lessons")
+    weights = explorer.weights()
+    cells = explorer.page.locator("rapt-lessons tbody tr td:nth-child(2)")
+    expect(cells).to_have_count(6)
+    got = [float(text) for text in cells.all_text_contents()]
+    np.testing.assert_allclose(got, -(weights * np.log(weights)).sum(axis=1), atol=0.01)
+    for lesson, text in [
+        ("A NaN", "k has 1 NaN among 36 values"),
+        ("A wrong mask", "B: the same numbers as FP32: mask has type FP32 and contains only 0 and 1"),
+        ("Scale", "Largest slope: 0.2"),
+    ]:
+        explorer.page.get_by_role("button", name=lesson).click()
+        expect(explorer.page.locator("rapt-lessons")).to_contain_text(text)
+        explorer.keep_picture(f"lesson-{lesson.lower()}")
+
+
+def test_the_queries_play(explorer):
+    explorer.open()
+    explorer.page.get_by_role("button", name="Play").click()
+    expect(explorer.page.get_by_role("heading", name="What “sat” attends to")).to_be_visible()
+    explorer.page.get_by_role("button", name="Pause").click()
+
+
+def test_a_thousand_words(explorer):
+    explorer.open().type(" ".join(f"w{n}" for n in range(1024)))
+    tensors = explorer.inputs()
+    want = attention(tensors["Q"][0, 0], tensors["K"][0, 0])
+    grid = explorer.page.locator("#map [role=grid]")
+    assert grid.get_attribute("aria-rowcount") == grid.get_attribute("aria-colcount") == "1024"
+    cell = grid.locator("[role=gridcell]")
+    cell.focus()
+    explorer.page.keyboard.press("Control+End")
+    explorer.page.keyboard.press("Shift+ArrowLeft")
+    label = cell.get_attribute("aria-label")
+    assert label.startswith("w1023 attends to w1013: ")
+    assert abs(number_of(label) - want[1023, 1013]) <= LABEL_STEP + 1e-6
+    explorer.keep_picture("thousand-words")
 
 
 # --- Errors -----------------------------------------------------------------------------------------
@@ -422,18 +609,19 @@ def test_keyboard_alone(explorer):
     expect(page.get_by_role("tab", name="Steps")).to_have_attribute("aria-selected", "true")
 
 
-def violations(explorer):
-    return [f"{v['id']}: {v['nodes'][0]['html']}" for v in Axe().run(explorer.page).response["violations"]]
+def violations(explorer, part=None):
+    return [f"{v['id']}: {v['nodes'][0]['html']}" for v in Axe().run(explorer.page, context=part).response["violations"]]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessibility(browser, server, scheme):
     with open_page(browser, f"http://{server.http_address}", color_scheme=scheme, reduced_motion="reduce") as explorer:
         explorer.open("#causal=1&heads=4")
+        assert violations(explorer) == []
         for tab in explorer.page.get_by_role("tab").all():
             tab.click()
             explorer.page.wait_for_load_state("networkidle")
-            assert violations(explorer) == []
+            assert violations(explorer, "#view") == []
             explorer.keep_picture(f"{scheme}-{tab.text_content().lower()}")
 
 
@@ -450,8 +638,8 @@ def test_screens(browser, server, width, height):
 # --- The page as files ------------------------------------------------------------------------------
 
 
-def fetch(server, path, method="GET", headers={}):
-    request = urllib.request.Request(f"http://{server.http_address}{path}", method=method, headers=headers)
+def fetch(server, path, method="GET", headers={}, data=None):
+    request = urllib.request.Request(f"http://{server.http_address}{path}", data, headers, method=method)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, answer.headers, answer.read()
@@ -465,7 +653,8 @@ def test_page_weight(explorer):
         tab.click()
         explorer.page.wait_for_load_state("networkidle")
     files = {url: size for url, size in explorer.loaded.items() if "/explorer/" in url or url.endswith("/")}
-    print(f"{len(files)} files of {sum(files.values())} bytes")
+    paint = explorer.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    print(f"{len(files)} files of {sum(files.values())} bytes; first paint after {paint:.0f} ms")
     assert len(files) > 10 and 0 < sum(files.values()) <= MOST_BYTES
 
 
@@ -487,7 +676,65 @@ def test_headers_of_the_files(server):
     assert fetch(server, "/", "POST")[0] == 405
 
 
-def test_a_server_without_the_page(browser):
+class Prefix(http.server.BaseHTTPRequestHandler):
+    """A proxy that serves a rapt-server below /some/prefix/."""
+
+    protocol_version = "HTTP/1.1"
+    target = ""
+
+    def do_GET(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        connection = http.client.HTTPConnection(self.target)
+        connection.request(self.command, self.path.removeprefix("/some/prefix"), body, dict(self.headers))
+        answer = connection.getresponse()
+        content = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_behind_a_path_prefix(browser, server):
+    handler = type("Handler", (Prefix,), {"target": server.http_address})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        with open_page(browser, f"http://127.0.0.1:{proxy.server_port}/some/prefix") as explorer:
+            explorer.open("#causal=1")
+            assert_shows(explorer, visible=K <= Q)
+            assert "/some/prefix\") as client" in code_of(explorer, "Python")
+        proxy.shutdown()
+
+
+def test_the_page_asks_for_a_token(browser, tmp_path):
+    key, certificate, tokens = tmp_path / "key", tmp_path / "certificate", tmp_path / "tokens"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost"]
+        + ["-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    tokens.write_text(f"alice {hashlib.sha256(b'a-token-that-is-known').hexdigest()}\n")
+    flags = [f"--tls_key={key}", f"--tls_cert={certificate}", f"--token_file={tokens}"]
+    with RaptServer(*flags) as server, open_page(browser, f"https://{server.http_address}", ignore_https_errors=True) as explorer:
+        explorer.page.goto(explorer.url + "/")
+        for token in ("a-wrong-one", "a-token-that-is-known"):
+            box = explorer.page.get_by_label("Token", exact=True)
+            box.fill(token)
+            explorer.page.get_by_role("button", name="Use it").click()
+        explorer.settle()
+        assert_shows(explorer)
+        expect(explorer.page.get_by_role("dialog")).to_have_count(0)
+        assert explorer.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+        explorer.complaints[:] = [text for text in explorer.complaints if "401" not in text]  # the browser's own lines
+
+
+def test_a_server_without_the_page():
     with RaptServer("--explorer=false") as server:
         for path in ("/", "/explorer/main.js"):
             assert fetch(server, path)[0] == 404

@@ -1,0 +1,33 @@
+// Layers of the server's model repository: models that take a sequence of vectors and return weights.
+import {ask, infer} from './server.js';
+import {toyVectors} from './sources.js';
+import {tensor} from './tensor.js';
+
+// The models of every server, which are no layers.
+const BUILT_IN = [
+  'attention', 'attention_backward', 'attention_session', 'rotary_embedding', 'positional_encoding', 'linear_attention', 'lsh_attention',
+];
+
+/** Whether the words of one sentence can be its queries and its keys, and it tells its weights. */
+function isSelfAttention({inputs, outputs}) {
+  const sizeOf = (wanted) => inputs.find(({name}) => name === wanted)?.shape.at(-1);
+  return outputs.some(({name}) => name === 'weights') && sizeOf('query') > 0 && sizeOf('query') === sizeOf('key');
+}
+
+/** @returns {Promise<string[]>} */
+export async function listLayers() {
+  const models = await ask('v2/repository/index', {});
+  const names = models.filter(({name, state}) => state === 'READY' && !BUILT_IN.includes(name)).map(({name}) => name);
+  const described = await Promise.all(names.map((name) => ask(`v2/models/${encodeURIComponent(name)}`)));
+  return described.filter(isSelfAttention).map(({name}) => name);
+}
+
+/** Sends toy vectors of the words through a layer. */
+export async function weightsOfLayer(name, words, signal) {
+  const {inputs} = await ask(`v2/models/${encodeURIComponent(name)}`, undefined, signal);
+  const {datatype, shape} = inputs.find((input) => input.name === 'query');
+  const size = shape.at(-1);
+  const query = tensor(datatype, [1, words.length, size], new Float32Array(toyVectors(words, size).flat()));
+  const {outputs, plan, computeUs} = await infer(name, {inputs: {query}}, ['weights'], signal);
+  return {weights: outputs.weights, plan, computeUs};
+}

@@ -1,0 +1,46 @@
+// <rapt-gradient>: how the chosen word's output depends on every number of Q, K and V, by the server's backward pass.
+import './heat-map.js';
+import {gradientsOf} from './call.js';
+import {rangeOf} from './colours.js';
+import {headOf} from './tensor.js';
+import {el} from './text.js';
+
+const PARTS = [
+  ['dQ', 'Queries: only the chosen word’s own row can matter.'],
+  ['dK', 'Keys: how much a change of a key would move weight to it or away.'],
+  ['dV', 'Values: the weight of the word, in every column.'],
+];
+
+class Gradient extends HTMLElement {
+  #heading = el('h3');
+  #maps = PARTS.map(([name, text]) => ({name, text, map: el('rapt-heat-map')}));
+
+  connectedCallback() {
+    this.className = 'stack';
+    this.append(this.#heading, el('p', {className: 'quiet'},
+      'The gradient of the sum of the numbers of its output. Red raises the output, blue lowers it, white changes nothing.'),
+    el('div', {className: 'columns thirds'}, ...this.#maps.map(({name, text, map}) =>
+      el('div', {}, el('h3', {}, name), el('p', {className: 'quiet'}, text), map))));
+  }
+
+  async update({call, y, source, head, row, signal}) {
+    this.#heading.textContent = `What the output of “${source.queryLabels[row]}” depends on`;
+    const gradients = await gradientsOf(call, y.shape, head, row, signal);
+    const queriesPerKey = call.inputs.Q.shape[1] / call.inputs.K.shape[1];
+    for (const {name, map} of this.#maps) {
+      const t = gradients[name];
+      const [, , rows, columns] = t.shape;
+      const values = headOf(t, name === 'dQ' ? head : Math.floor(head / queriesPerKey));
+      map.show({
+        rows, columns, values, rowLabels: name === 'dQ' ? source.queryLabels : source.keyLabels,
+        columnLabels: Array.from({length: columns}, (_, n) => String(n)), range: {...rangeOf(values, false), ...around0(values)},
+      }, {name: `${name} for ${source.queryLabels[row]}`, verb: 'number'});
+    }
+  }
+}
+
+function around0(values) {
+  const size = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
+  return {low: -size, high: size, isAround0: true};
+}
+customElements.define('rapt-gradient', Gradient);
