@@ -211,7 +211,7 @@ HAND_WRITTEN = {
 # --- Paths ----------------------------------------------------------------------------------------
 
 # The names in paths, with examples. The test replaces the examples in capitals.
-IN_PATHS = {"model": "attention", "version": "1", "region": "example"}
+IN_PATHS = {"model": "attention", "layer": "torch_block", "version": "1", "region": "example"}
 
 TOKENS = [
     {"name": "Q", "datatype": "FP32", "shape": [1, 1, 1, 2], "data": [1, 0]},
@@ -234,7 +234,7 @@ class Paths:
             return self._schemas.of(name)
         return {"$ref": f"#/components/schemas/{name}"}
 
-    def add(self, method, paths, summary, answer, request=None, example=None, *, status=200, query=(), is_public=False, is_native=False):
+    def add(self, method, paths, summary, answer, request=None, example=None, *, query=(), is_public=False, is_native=False):
         """`answer` and `request` name schemas: one of a proto begins with a dot; "[...]" is an array."""
         for path in paths.split():
             operation = {"summary": summary, "operationId": self._id(method, path)}
@@ -269,7 +269,7 @@ class Paths:
                 content["application/octet-stream"] = {}
             if is_native:
                 content["application/x-protobuf"] = {}
-            responses = {str(status): {"description": "Success" if status == 200 else "Not offered", "content": content}}
+            responses = {"200": {"description": "Success", "content": content}}
             responses["default"] = {"$ref": "#/components/responses/Error"}
             operation["responses"] = responses
             if is_public:
@@ -297,8 +297,9 @@ def add_v2(paths):
     add("get", "/v2/models/stats " + of_model("/stats"), "Statistics of calls, also over gRPC", ".inference.ModelStatisticsResponse")
     add("post", of_model("/infer"), "Inference", "InferResponse", "InferRequest", INFER)
     add("post", "/v2/repository/index", "The models", "[.inference.RepositoryIndexResponse.ModelIndex]", "RepositoryIndexRequest", {"ready": True})
-    for change in ("load", "unload"):
-        add("post", f"/v2/repository/models/{{model}}/{change}", "Not offered: the models are built in", "Error", status=501)
+    layer = "/v2/repository/models/{layer}"
+    add("post", f"{layer}/load", "Loads a layer of --model_repository, or replaces it", "Nothing")
+    add("post", f"{layer}/unload", "Unloads a layer", "Nothing")
     system, cuda = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
     add("post", f"{system}/region/{{region}}/register", "Registers a region of shared memory", "Nothing", "SystemRegion",
         {"key": "/KEY", "offset": 0, "byte_size": 64})  # fmt: skip

@@ -174,6 +174,9 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"log_format", &o.log.format, "the format of log lines: text or json"},
       {"slow_call", &o.log.slow_call,
        "calls that take this long are logged, with shape, stages and plan; 0: none", kDuration},
+      {"model_repository", &o.model_repository,
+       "a folder of layers: each folder in it, with config.json and model.safetensors, is a model "
+       "of its name; their weights take part of --memory_budget_bytes; empty: none"},
       {"kv_cache_bytes", &o.cache.bytes,
        "memory for keys and values that stay with the server, on top of --memory_budget_bytes; 0: "
        "the server keeps none"},

@@ -118,6 +118,7 @@ struct Options {
   CallOptions calls;
   DrainOptions drain;
   LogOptions log;
+  std::string model_repository;  // a folder; empty: none
   CacheOptions cache;
   SharedMemoryOptions shared_memory;
   CudnnOptions cudnn;

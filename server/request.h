@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -87,7 +88,7 @@ inline uint64_t PriorityLevel(uint64_t priority) {
 
 struct CallerMemory;  // of server/admission
 
-// The models, which statistics and metrics count separately.
+// The models. Each layer of the repository is a model of its own.
 enum class Model : uint8_t {
   kAttention,
   kAttentionBackward,
@@ -96,10 +97,11 @@ enum class Model : uint8_t {
   kLinearAttention,
   kLshAttention,
   kAttentionSession,
+  kLayer,
 };
-inline constexpr size_t kModels = 7;
+inline constexpr size_t kBuiltInModels = 7;  // those before kLayer
 
-// Returns the model's name in the Open Inference Protocol.
+// Returns the name of a built-in model in the Open Inference Protocol.
 constexpr absl::string_view NameOf(Model model) {
   switch (model) {
     case Model::kAttention:
@@ -116,18 +118,34 @@ constexpr absl::string_view NameOf(Model model) {
       return "lsh_attention";
     case Model::kAttentionSession:
       return "attention_session";
+    case Model::kLayer:
+      return "layer";
   }
   return "?";
 }
 
+// A model as statistics and metrics count it.
+struct ModelId {
+  ModelId() = default;
+  ModelId(Model kind) : kind(kind) {}  // NOLINT(google-explicit-constructor)
+  explicit ModelId(std::shared_ptr<const std::string> layer)
+      : kind(Model::kLayer), layer(std::move(layer)) {}
+
+  absl::string_view name() const { return layer == nullptr ? NameOf(kind) : *layer; }
+  bool operator==(Model model) const { return kind == model; }
+
+  Model kind = Model::kAttention;
+  std::shared_ptr<const std::string> layer;  // the name of a layer
+};
+
 // Whether the model's calls have an attention problem, or its backward pass.
-constexpr bool IsAttention(Model model) {
+inline bool IsAttention(const ModelId& model) {
   return model == Model::kAttention || model == Model::kAttentionBackward;
 }
 
 // One call whose shapes have been checked.
 struct Request {
-  Model model = Model::kAttention;
+  ModelId model;
   ResolvedCall call;
   // Null: attention or its backward pass. Otherwise the call has a problem without axes, and the
   // operator's outputs.

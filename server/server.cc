@@ -38,6 +38,7 @@
 #include "server/housekeeper.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/process.h"
+#include "server/models/model_repository.h"
 #include "server/queue_state.h"
 #include "server/readiness.h"
 #include "server/shared_memory/shared_memory.h"
@@ -295,6 +296,7 @@ class ServerImpl final : public Server {
   Readiness readiness_;
   SlowCalls slow_calls_;
   const CallEnvironment environment_;
+  const std::unique_ptr<ModelRepository> repository_;  // null without --model_repository
   SharedMemory shared_memory_;
   oip::Methods oip_methods_;
   native::Methods native_methods_;
@@ -317,6 +319,19 @@ class ServerImpl final : public Server {
 std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Clock& clock) {
   if (backend.lanes() == 0) return nullptr;
   return std::make_unique<Executor>(backend.lanes(), clock);
+}
+
+std::unique_ptr<ModelRepository> RepositoryOf(const Options& options, AdmissionGate& gate) {
+  if (options.model_repository.empty()) return nullptr;
+  std::vector<std::string> built_in;
+  for (size_t i = 0; i < kBuiltInModels; ++i) {
+    built_in.emplace_back(NameOf(static_cast<Model>(i)));
+  }
+  return std::make_unique<ModelRepository>(
+      ModelRepository::Options{.folder = options.model_repository,
+                               .built_in = std::move(built_in),
+                               .threads = static_cast<int>(options.compute.threads)},
+      gate);
 }
 
 ServerImpl::ServerImpl(Configuration c)
@@ -342,13 +357,15 @@ ServerImpl::ServerImpl(Configuration c)
       slow_calls_(options_.log.slow_call, memory_->clock),
       environment_{*access_, engine_,        open_calls_,    small_calls_,
                    streams_, memory_->timer, memory_->clock, LimitsOf(options_.calls)},
+      repository_(RepositoryOf(options_, memory_->gate)),
       shared_memory_({.allowed = options_.shared_memory.allowed,
                       .key_prefix = options_.shared_memory.prefix,
                       .open_cuda = OpenCudaMemoryOf(backends_->cudnn.device())}),
       oip_methods_(
           shared_memory_, [this] { return readiness_.is_ready(); },
-          [this](absl::string_view method) { return Observe(method); },
-          options_.cache.bytes == 0 ? nullptr : &caches_.sequences),
+          [this](absl::string_view method) { return Observe(method); }, memory_->clock,
+          {.sequences = options_.cache.bytes == 0 ? nullptr : &caches_.sequences,
+           .repository = repository_.get()}),
       native_methods_(environment_, shared_memory_,
                       [this](absl::string_view method) { return Observe(method); }),
       cache_methods_(options_.cache.bytes == 0 ? nullptr : &caches_.store,
@@ -422,7 +439,9 @@ CallObserver ServerImpl::Observe(absl::string_view method) {
 
 absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
   google::protobuf::SetLogHandler(nullptr);  // it would log every malformed message
-  absl::Status status = Listen();
+  absl::Status status;
+  if (repository_ != nullptr) status = repository_->LoadAll(stop_requested);
+  if (status.ok()) status = Listen();
   if (status.ok()) status = WaitUntilWarm(stop_requested);
   if (status.ok()) status = MeasureSpeeds(stop_requested);
   if (status.ok())

@@ -18,6 +18,7 @@
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
 #include "client/cli/gradients.h"
+#include "client/cli/layer_attend.h"
 #include "client/cli/linear_attend.h"
 #include "client/cli/lsh_attend.h"
 #include "client/cpp/call_fields.h"
@@ -174,8 +175,9 @@ ExitCode RunExactAttend(CommandArguments arguments) {
       "[B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive such as "
       "in.npz:q. ARCHIVE.npz contains any of ",
       names,
-      ". With --grad, computes gradients of the inputs instead. Linear attention and attention by "
-      "hashing have flags of their own: rapt attend --linear --help, rapt attend --lsh --help.");
+      ". With --grad, computes gradients of the inputs instead. Linear attention, attention by "
+      "hashing and layers have flags of their own: rapt attend --linear --help, rapt attend --lsh "
+      "--help, rapt attend --model --help.");
   const CommandLine line{
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",
       .summary = summary,
@@ -203,7 +205,8 @@ struct Kind {
 };
 constexpr Kind kKinds[] = {{"", ExactFlagNames, RunExactAttend},
                            {"linear", LinearFlagNames, RunLinearAttend},
-                           {"lsh", LshFlagNames, RunLshAttend}};
+                           {"lsh", LshFlagNames, RunLshAttend},
+                           {"model", LayerFlagNames, RunLayerAttend}};
 
 // The names of the flags among the arguments, also of unknown ones.
 std::vector<std::string_view> GivenNames(CommandArguments arguments) {

@@ -255,7 +255,9 @@ absl::StatusOr<LoadedTensor> LoadTensor(const std::string& path, std::string_vie
                                         const std::string& dtype) {
   absl::StatusOr<NpyArray> array = LoadArray(path, name);
   if (!array.ok()) return array.status();
-  if (name == "position_ids") return IntegerTensor("position_ids", *array);
+  if (name == "mask") return MaskTensor(Role::kMask, *std::move(array), dtype);
+  if (name == "position_ids" || name == "input_ids")
+    return IntegerTensor({name.data(), name.size()}, *array);
   const absl::StatusOr<DType> type = FloatTypeOf(*array, std::string(name), dtype);
   if (!type.ok()) return type.status();
   Shape shape = array->shape;

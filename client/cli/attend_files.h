@@ -67,8 +67,8 @@ absl::StatusOr<LoadedTensor> PaddingMask(const NpyArray& ids, int64_t pad_token,
 // Returns positions of any integer type as int64. InvalidArgument names the tensor.
 absl::StatusOr<LoadedTensor> IntegerTensor(absl::string_view name, const NpyArray& array);
 
-// Reads a float tensor, or as int64 that of the name position_ids. Errors name the file or the
-// tensor.
+// Reads a float tensor; one of the name mask may be bool, and those of the names position_ids and
+// input_ids are int64. Errors name the file or the tensor.
 absl::StatusOr<LoadedTensor> LoadTensor(const std::string& path, std::string_view name,
                                         const std::string& dtype);
 

@@ -21,6 +21,7 @@ ExitCode RunDiagnoseCommand(CommandArguments arguments);
 ExitCode RunGradcheckCommand(CommandArguments arguments);
 ExitCode RunHealthCommand(CommandArguments arguments);
 ExitCode RunInfoCommand(CommandArguments arguments);
+ExitCode RunLayerCommand(CommandArguments arguments);
 ExitCode RunMemoryCommand(CommandArguments arguments);
 ExitCode RunPatternCommand(CommandArguments arguments);
 ExitCode RunPlotCommand(CommandArguments arguments);

@@ -542,6 +542,12 @@ absl::StatusOr<LshResult> Client::LshAttend(const LshCall& call, const CallOptio
   return DecodeLsh(call, *std::move(response));
 }
 
+absl::StatusOr<LayerResult> Client::LayerAttend(const LayerCall& call, const CallOptions& options) {
+  auto response = core_->Infer(call, options);
+  if (!response.ok()) return response.status();
+  return DecodeLayer(call, *std::move(response));
+}
+
 absl::StatusOr<Tensor> Client::RotaryEmbedding(const RotaryCall& call, const CallOptions& options) {
   auto response = core_->Infer(call, options);
   return response.ok() ? TakeOutput("Y", *response) : response.status();

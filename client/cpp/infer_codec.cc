@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -25,6 +26,13 @@ absl::Status AddInput(absl::string_view name, const TensorView& view,
 absl::Status AddInput(absl::string_view name, const std::optional<TensorView>& view,
                       inference::ModelInferRequest& request) {
   return view ? AddInput(name, *view, request) : absl::OkStatus();
+}
+
+absl::Status AddLengths(const std::vector<int64_t>& lengths,
+                        inference::ModelInferRequest& request) {
+  if (lengths.empty()) return absl::OkStatus();
+  const Shape shape = {static_cast<int64_t>(lengths.size())};
+  return AddInput("nonpad_kv_seqlen", View<int64_t>(shape, lengths), request);
 }
 
 std::optional<DType> ParseDType(absl::string_view name) {
@@ -70,10 +78,7 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call) {
   if (status.ok()) status = AddInput("K", call.k, request);
   if (status.ok()) status = AddInput("V", call.v, request);
   if (status.ok()) status = AddInput("rotations", call.rotations, request);
-  if (status.ok() && !call.key_lengths.empty()) {
-    const Shape shape = {static_cast<int64_t>(call.key_lengths.size())};
-    status = AddInput("nonpad_kv_seqlen", View<int64_t>(shape, call.key_lengths), request);
-  }
+  if (status.ok()) status = AddLengths(call.key_lengths, request);
   if (!status.ok()) return status;
   auto& parameters = *request.mutable_parameters();
   parameters["form"].set_string_param(call.form == LshForm::kSimple ? "simple" : "reformer");
@@ -88,6 +93,29 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call) {
   if (call.priority != 0) parameters["priority"].set_uint64_param(call.priority);
   request.add_outputs()->set_name("Y");
   if (call.wants_buckets) request.add_outputs()->set_name("buckets");
+  return request;
+}
+
+absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LayerCall& call) {
+  inference::ModelInferRequest request;
+  request.set_model_name(call.model);
+  absl::Status status = AddInput("query", call.query, request);
+  if (status.ok()) status = AddInput("key", call.key, request);
+  if (status.ok()) status = AddInput("value", call.value, request);
+  if (status.ok()) status = AddInput("attn_mask", call.mask, request);
+  if (status.ok()) status = AddInput("input_ids", call.input_ids, request);
+  if (status.ok()) status = AddLengths(call.key_lengths, request);
+  if (!status.ok()) return status;
+  auto& parameters = *request.mutable_parameters();
+  if (call.causal) parameters["is_causal"].set_bool_param(*call.causal);
+  if (call.dropout) {
+    parameters["dropout_probability"].set_double_param(call.dropout->probability);
+    parameters["dropout_seed"].set_uint64_param(call.dropout->seed);
+  }
+  if (call.averages_weights) parameters["average_attn_weights"].set_bool_param(true);
+  if (call.priority != 0) parameters["priority"].set_uint64_param(call.priority);
+  request.add_outputs()->set_name("Y");
+  if (call.wants_weights) request.add_outputs()->set_name("weights");
   return request;
 }
 
@@ -116,6 +144,18 @@ absl::StatusOr<LshResult> DecodeLsh(const LshCall& call, inference::ModelInferRe
   absl::StatusOr<Tensor> buckets = TakeOutput("buckets", response);
   if (!buckets.ok()) return buckets.status();
   result.buckets = *std::move(buckets);
+  return result;
+}
+
+absl::StatusOr<LayerResult> DecodeLayer(const LayerCall& call,
+                                        inference::ModelInferResponse response) {
+  absl::StatusOr<Tensor> y = TakeOutput("Y", response);
+  if (!y.ok()) return y.status();
+  LayerResult result{.y = *std::move(y), .weights = std::nullopt};
+  if (!call.wants_weights) return result;
+  absl::StatusOr<Tensor> weights = TakeOutput("weights", response);
+  if (!weights.ok()) return weights.status();
+  result.weights = *std::move(weights);
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "rapt/layer.h"
 #include "rapt/lsh.h"
 #include "rapt/positions.h"
 #include "rapt/tensor.h"
@@ -15,12 +16,15 @@ namespace rapt::client {
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const RotaryCall& call);
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const PositionalEncodingCall& call);
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call);
+absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LayerCall& call);
 
 // Moves the output of this name out of the response. Internal if the response is malformed or has
 // no such output.
 absl::StatusOr<Tensor> TakeOutput(absl::string_view name, inference::ModelInferResponse& response);
-// Returns the wanted outputs likewise.
+// Return the wanted outputs likewise.
 absl::StatusOr<LshResult> DecodeLsh(const LshCall& call, inference::ModelInferResponse response);
+absl::StatusOr<LayerResult> DecodeLayer(const LayerCall& call,
+                                        inference::ModelInferResponse response);
 
 }  // namespace rapt::client
 

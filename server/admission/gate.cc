@@ -1,6 +1,7 @@
 #include "server/admission/gate.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -14,10 +15,13 @@ namespace {
 constexpr int64_t kSmallPart = 64;    // a small request takes at most 1/64 of the budget
 constexpr int64_t kReservedPart = 8;  // 1/8 of the budget is reserved for small requests
 constexpr int64_t kShares = 2;
+constexpr int64_t kLongParts = 4;  // 1/4 of the compute share is left to requests
 
 // The longest head start by priority is less than the time that a request may wait: no request is
 // rejected only because others are more urgent.
 constexpr int kLevelsOfQueueDelay = 16;
+
+constexpr std::chrono::milliseconds kPollInterval{1};
 
 // Calls need a moment to release their memory, and a search visits all calls that wait.
 constexpr std::chrono::milliseconds kPauseBetweenSearches{10};
@@ -139,6 +143,32 @@ std::optional<MemoryBudget::Reservation> AdmissionGate::TryReserve(Account& acco
   return reservation;
 }
 
+absl::StatusOr<AdmissionGate::LongReservation> AdmissionGate::ReserveForLong(int64_t bytes) {
+  const int64_t most = compute_.general.capacity_bytes() / kLongParts * (kLongParts - 1);
+  const int64_t held = long_reserved_bytes();
+  if (bytes > most - held) {
+    return Reject(
+        Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+        absl::StrCat("the weights need ", bytes, " bytes beside ", held,
+                     " bytes of other weights; at most ", most, " of the memory budget of ",
+                     options_.budget_bytes, " are allowed for all weights"));
+  }
+  // Charged before it is free, so that no later request takes it; rare enough to be polled for.
+  MemoryBudget::Reservation charged = compute_.general.Charge(bytes);
+  const Instant end = clock_.Now() + options_.max_queue_delay;
+  while (compute_.general.reserved_bytes() > compute_.general.capacity_bytes()) {
+    if (clock_.Now() >= end) {
+      return Reject(
+          Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
+          absl::StrCat("the weights need ", bytes, " bytes, which did not become free in ",
+                       Milliseconds(options_.max_queue_delay), " ms"));
+    }
+    std::this_thread::sleep_for(kPollInterval);
+  }
+  long_reserved_ += bytes;
+  return LongReservation(this, std::move(charged));
+}
+
 void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {
   const Instant now = clock_.Now();
   auto waiter = std::make_unique<Waiter>();
@@ -232,6 +262,8 @@ void AdmissionGate::DequeueExpired(Account& account, Instant now,
                                    std::vector<Decision>& decisions) {
   account.queue.RemoveIf([&](FairQueue::Entry& entry) {
     absl::Status status = CheckAlive(AsWaiter(entry), now);
+    // A long reservation that was made meanwhile may have put it out of reach.
+    status.Update(CheckFitsShare(AsWaiter(entry).request));
     if (status.ok()) return false;
     Dequeue(std::move(entry), std::move(status), decisions);
     return true;
@@ -294,6 +326,9 @@ void AdmissionGate::ExportTo(MetricSink& sink) const {
     sink.AddGauge("rapt_memory_limit_bytes", "Bytes that large requests may reserve.",
                   {{"kind", kind}}, [this, share = share] { return LimitOf(share); });
   }
+  sink.AddGauge("rapt_model_weights_bytes",
+                "Reserved bytes of weights, those of replaced models in use included.", {},
+                [this] { return long_reserved_bytes(); });
   ExportQueue(
       "memory", [this] { return waiting(); }, sink);
 }

@@ -105,6 +105,33 @@ class AdmissionGate {
     Key key_{};
   };
 
+  // Bytes of the compute share that are held longer than calls wait, such as those of weights. What
+  // they take is beyond the reach of requests: the limit of one request shrinks by it. Movable; not
+  // thread-safe.
+  class LongReservation {
+   public:
+    LongReservation() = default;
+    LongReservation(LongReservation&& other) noexcept { *this = std::move(other); }
+    LongReservation& operator=(LongReservation&& other) noexcept {
+      std::swap(gate_, other.gate_);
+      std::swap(reservation_, other.reservation_);
+      return *this;
+    }
+    ~LongReservation() {
+      if (gate_ != nullptr) gate_->long_reserved_ -= reservation_.bytes();
+    }
+
+    int64_t bytes() const { return reservation_.bytes(); }
+
+   private:
+    friend class AdmissionGate;
+    LongReservation(AdmissionGate* gate, MemoryBudget::Reservation reservation)
+        : gate_(gate), reservation_(std::move(reservation)) {}
+
+    AdmissionGate* gate_ = nullptr;
+    MemoryBudget::Reservation reservation_;
+  };
+
   AdmissionGate(const Options& options, Timer& timer, const Clock& clock);
   AdmissionGate(const AdmissionGate&) = delete;
   AdmissionGate& operator=(const AdmissionGate&) = delete;
@@ -121,6 +148,12 @@ class AdmissionGate {
                                    const std::shared_ptr<CallerMemory>& caller = nullptr) {
     return account(share).general.Charge(bytes, BytesOf(caller, share));
   }
+
+  // Reserves bytes for long, three quarters of the compute share at most, and waits for requests to
+  // release them, ahead of those in the queue. Returns ResourceExhausted, with needed and allowed
+  // bytes, if they can't fit or do not become free within max_queue_delay. REQUIRES: one call at a
+  // time, on a thread that no request needs.
+  absl::StatusOr<LongReservation> ReserveForLong(int64_t bytes);
 
   // Returns the record of this caller's memory, which all its calls share.
   std::shared_ptr<CallerMemory> CallerOf(const std::string& name);
@@ -139,11 +172,15 @@ class AdmissionGate {
   void NoticeCancellation() { WakeIfQueued(); }
 
   // Returns the most that one request may take of a share.
-  int64_t LimitOf(Share share) const { return account(share).general.capacity_bytes(); }
+  int64_t LimitOf(Share share) const {
+    const int64_t capacity = account(share).general.capacity_bytes();
+    return share == Share::kCompute ? capacity - long_reserved_bytes() : capacity;
+  }
   int64_t capacity_bytes() const { return options_.budget_bytes; }
   const Options& options() const { return options_; }
   int64_t reserved_bytes() const;
   int64_t reserved_bytes(Share share) const;
+  int64_t long_reserved_bytes() const { return long_reserved_.load(); }
   QueueState waiting() const;
   void ExportTo(MetricSink& sink) const;
 
@@ -215,6 +252,7 @@ class AdmissionGate {
   Account receive_;
   Account compute_;
   std::atomic<int64_t> waiting_{0};
+  std::atomic<int64_t> long_reserved_{0};
   std::map<PeerWait::Key, WaitingCall> waiting_calls_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 0;
 

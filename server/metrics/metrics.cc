@@ -120,7 +120,7 @@ void Metrics::Count(Method& method, const CallReport& report) {
   if (report.problem != nullptr) batch_size_.Observe(report.problem->batch);
   if (report.batch_size > 0) run_requests_.Observe(report.batch_size);
   if (report.flops > 0) flops_.Add(report.flops);
-  if (report.problem != nullptr) models_[static_cast<size_t>(report.model)].Add();
+  if (report.problem != nullptr) models_[report.model].Add();
   if (report.problem != nullptr && IsAttention(report.model)) CountVariants(*report.problem);
   if (routing.declined != nullptr && routing.backend != nullptr) {
     const FallbackReason reason = routing.declined_for_now ? kNotNow : kUnsupported;
@@ -246,9 +246,13 @@ void Metrics::CollectWork(Families& families) const {
   run.metric.push_back(HistogramOf({}, run_requests_));
   families.push_back(std::move(run));
 
-  families.push_back(CountersOf(
-      "rapt_model_requests_total", "Valid requests, by the model of the Open Inference Protocol.",
-      "model", models_, [](size_t i) { return NameOf(static_cast<Model>(i)); }));
+  MetricFamily models = Family(MetricType::Counter, "rapt_model_requests_total",
+                               "Valid requests, by the model of the Open Inference Protocol.");
+  models_.ForEach([&models](absl::string_view name, const Counter& requests) {
+    models.metric.push_back(
+        CounterOf({{"model", std::string(name)}}, static_cast<double>(requests.value())));
+  });
+  families.push_back(std::move(models));
 
   families.push_back(CountersOf("rapt_variant_requests_total",
                                 "Valid attention requests that use each variant.", "variant",

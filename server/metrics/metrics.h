@@ -19,6 +19,7 @@
 #include "base/metric_sink.h"
 #include "base/mutex.h"
 #include "server/calls/call_report.h"
+#include "server/calls/per_model.h"
 #include "server/metrics/instruments.h"
 #include "server/rejection.h"
 
@@ -103,8 +104,8 @@ class Metrics final : public MetricSink {
   Counter received_bytes_;
   Counter sent_bytes_;
   RealCounter flops_;
-  std::array<Counter, kModels> models_;  // requests of each
-  std::vector<Counter> variants_;        // of Variants(), requests that use each
+  PerModel<Counter> models_;       // requests of each
+  std::vector<Counter> variants_;  // of Variants(), requests that use each
   mutable Mutex exported_mutex_;
   std::vector<ExportedFamily> exported_ ABSL_GUARDED_BY(exported_mutex_);
 };

@@ -1,6 +1,11 @@
+import pathlib
+import sys
+
 import pytest
 import tritonclient.grpc as triton
 from rapt_server import RaptServer
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "client/examples"))  # make_layers
 
 
 @pytest.fixture(scope="session")

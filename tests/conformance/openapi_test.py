@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 
 import jsonschema
+import make_layers
 import openapi_spec_validator
 import pytest
 from rapt_server import RaptServer
@@ -21,8 +22,11 @@ REGION = pathlib.Path("/dev/shm/rapt-openapi-example")
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    make_layers.write_layer(models / "torch_block", *make_layers.layers()["torch_block"])
     with RaptServer(
+        f"--model_repository={models}",
         "--allow_shared_memory",
         "--explorer=false",
         "--kv_cache_bytes=67108864",

@@ -149,7 +149,7 @@ struct Service {
                                      .max_deadline = kPatience}};
   SharedMemory shared_memory{{}};
   HealthStatus health{{oip::kServiceName, native::kServiceName}};
-  oip::Methods oip_methods{shared_memory, [] { return true; }, Ignore};
+  oip::Methods oip_methods{shared_memory, [] { return true; }, Ignore, clock, {}};
   native::Methods native_methods{environment, shared_memory, Ignore};
   UnaryMethods methods;
   StreamMethods streams;

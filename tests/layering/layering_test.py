@@ -54,13 +54,14 @@ RULES = {
     ),
     "server/calls/": ("server/engine.h", *VALUES, ATTENTION, "base/"),
     # Codecs use the library's values, of which requests consist.
-    "server/protocols/": (*VALUES, "server/attention_stream.h", "server/cache/", "server/calls/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
+    "server/protocols/": (*VALUES, "server/attention_stream.h", "server/cache/", "server/calls/", "server/models/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
     "server/wire/": (
         "server/engine.h",
         "server/attention_stream.h",
         *VALUES,
         "server/cache/",
         "server/calls/",
+        "server/models/",
         "server/protocols/",
         "server/shared_memory/",
         ATTENTION,
@@ -70,13 +71,14 @@ RULES = {
     "server/wire/http/": ("server/wire/*.h", "server/calls/", "server/protocols/*.h", *VALUES, "base/"),
     "server/shared_memory/": ("base/",),
     "server/cache/": (*VALUES, ATTENTION, "base/"),
+    "server/models/": ("server/admission/", "attention/layer/files/", ATTENTION, "base/"),
     "server/admission/": (*VALUES, ATTENTION, "base/"),
     "server/execution/": (*VALUES, ATTENTION, "base/"),
     "server/metrics/": (*VALUES, "server/calls/", ATTENTION, "base/"),
     "client/": ("proto/", "base/"),
     "client/cpp/": ("proto/", "base/"),
     # The command line uses the client library; `--local` computes in process.
-    "client/cli/": ("client/console/", "client/cpp/", ATTENTION, "base/"),
+    "client/cli/": ("client/console/", "client/cpp/", "attention/layer/files/", ATTENTION, "base/"),
     "client/console/": ("client/cpp/", "base/"),
     "client/http/": ("client/cpp/", "base/"),
     # The load tester sends messages encoded by the library and checks responses against the definition.

@@ -427,9 +427,19 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
   return all;
 }
 
+// Sets what a call of a layer computes: the weights of each head or their mean.
+void RequestOutputs(OutputRequests& all, Calls& calls) {
+  for (OutputRequest& request : all) {
+    if (request.role != kLayerWeights) continue;
+    if (calls.average_attn_weights) request.role = kAveragedWeights;
+    calls.layer.wants_weights = !calls.average_attn_weights;
+    calls.layer.wants_averaged_weights = calls.average_attn_weights;
+  }
+}
+
 // Sets what the call computes.
-void RequestOutputs(const OutputRequests& all, Model model, const Parameters& parameters,
-                    Calls& calls) {
+void RequestOutputs(Model model, const Parameters& parameters, OutputRequests& all, Calls& calls) {
+  if (model == Model::kLayer) return RequestOutputs(all, calls);
   OperatorCall& call = calls.attention;
   LinearAttentionCall& linear = calls.linear_attention;
   linear.wants_present_state = Contains(all, linear::kPresentState);
@@ -502,7 +512,13 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeWith(const OperatorCal
 }
 
 // REQUIRES: the model is not attention's.
-absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(Model model, Calls& calls) {
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(const ModelInfo& info,
+                                                                   Calls& calls) {
+  const ModelId& model = info.model;
+  if (model == Model::kLayer) {
+    return MakeWith(calls.attention, calls.layer,
+                    [&](const LayerCall& call) { return MakeLayerCall(info.layer, call); });
+  }
   if (model == Model::kPositionalEncoding) {
     return MakeWith(calls.attention, calls.positional_encoding, MakePositionalEncoding);
   }
@@ -516,14 +532,14 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(Model model, 
 }
 
 // Checks the call and sets what the request computes.
-absl::Status ResolveCall(Calls& calls, Request& request) {
+absl::Status ResolveCall(const ModelInfo& model, Calls& calls, Request& request) {
   if (IsAttention(request.model)) {
     absl::StatusOr<ResolvedCall> resolved = Resolve(calls.attention);
     if (!resolved.ok()) return resolved.status();
     request.call = *std::move(resolved);
     return absl::OkStatus();
   }
-  auto made = MakeOperator(request.model, calls);
+  auto made = MakeOperator(model, calls);
   if (!made.ok()) return made.status();
   request.SetOperator(*std::move(made));
   return absl::OkStatus();
@@ -541,7 +557,7 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
 const wire::MessageSchema& InferSchema() { return kInferSchema; }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
-                                         const SharedMemory& shared_memory, Model* reported,
+                                         const SharedMemory& shared_memory, ModelId* reported,
                                          const Residence& residence) {
   const auto fields = std::make_shared<Fields>();
   absl::Status status = ReadFields(bytes, *fields);
@@ -550,20 +566,21 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
 }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
-                                         const SharedMemory& shared_memory, Model* reported,
+                                         const SharedMemory& shared_memory, ModelId* reported,
                                          const Residence& residence) {
   const ModelInferRequest& message = fields->message;
   const auto info = FindModel(message.model_name(), message.model_version(), residence);
   if (!info.ok()) return info.status();
-  const Model model = (*info)->model;
+  const ModelId& model = (*info)->model;
   if (reported != nullptr) *reported = model;
   Calls calls;
-  const absl::StatusOr<Parameters> parameters = ReadParameters(message.parameters(), model, calls);
+  const absl::StatusOr<Parameters> parameters =
+      ReadParameters(message.parameters(), model.kind, calls);
   if (!parameters.ok()) return parameters.status();
   absl::StatusOr<OutputRequests> requested = ReadOutputs(message, **info);
   if (!requested.ok()) return requested.status();
   if (requested->empty()) *requested = UsualOutputs(**info, calls.attention);
-  RequestOutputs(*requested, model, *parameters, calls);
+  RequestOutputs(model.kind, *parameters, *requested, calls);
 
   DecodedInfer decoded;
   decoded.model = decoded.request.model = model;
@@ -579,7 +596,7 @@ absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fiel
     decoded.fields = std::move(fields);
     decoded.shared_tensors = std::make_unique<SharedTensors>(std::move(shared_tensors));
   } else if (status.ok()) {
-    status = ResolveCall(calls, decoded.request);
+    status = ResolveCall(**info, calls, decoded.request);
     if (status.ok()) status = PlaceOutputs(*fields, shared_tensors, decoded);
     std::move(shared_tensors).TransferTo(decoded.request);
   }
@@ -606,7 +623,7 @@ ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   alignas(8) char block[1024];  // few responses need more
   google::protobuf::Arena arena(block, sizeof(block));
   auto& fields = *google::protobuf::Arena::CreateMessage<inference::ModelInferResponse>(&arena);
-  fields.set_model_name(std::string(NameOf(decoded.model)));
+  fields.set_model_name(std::string(decoded.model.name()));
   fields.set_model_version(kModelVersion);
   fields.set_id(decoded.id);
   for (const RequestedOutput& output : decoded.outputs) {

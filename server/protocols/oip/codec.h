@@ -28,7 +28,7 @@ struct RequestedOutput {
 };
 
 struct DecodedInfer {
-  Model model = Model::kAttention;
+  ModelId model;
   Request request;
   std::vector<RequestedOutput> outputs;  // in the requested order
   std::string id;
@@ -53,12 +53,12 @@ const wire::MessageSchema& InferSchema();
 // unless it is null.
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory,
-                                         Model* reported = nullptr,
+                                         ModelId* reported = nullptr,
                                          const Residence& residence = {});
 
 // The same for a message whose fields another protocol has read.
 absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
-                                         const SharedMemory& shared_memory, Model* reported,
+                                         const SharedMemory& shared_memory, ModelId* reported,
                                          const Residence& residence);
 
 // Sets the request of a session to `started`, by CachedAttention::Start(), and its outputs.

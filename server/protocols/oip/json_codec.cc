@@ -547,7 +547,7 @@ absl::StatusOr<JsonAnswer> EncodeJsonInfer(const BinaryOutputs& binary, const De
     AppendJsonString(decoded.id, json);
     json += ',';
   }
-  absl::StrAppend(&json, "\"model_name\":\"", NameOf(decoded.model), "\",\"model_version\":\"",
+  absl::StrAppend(&json, "\"model_name\":\"", decoded.model.name(), "\",\"model_version\":\"",
                   kModelVersion, "\",\"outputs\":[");
   for (size_t i = 0; i < decoded.outputs.size(); ++i) {
     const RequestedOutput& output = decoded.outputs[i];

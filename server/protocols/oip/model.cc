@@ -1,6 +1,6 @@
 #include "server/protocols/oip/model.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -13,8 +13,6 @@ namespace rapt::oip {
 namespace {
 
 constexpr char kPlatform[] = "rapt_attention";
-
-constexpr int64_t kAnyLength = -1;
 
 ModelTensor TensorOf(Role role) {
   const RoleInfo& info = InfoOf(role);
@@ -92,6 +90,25 @@ ModelInfo AttentionSession() {
   return model;
 }
 
+ModelInfoPtr LayerModel(const ServedLayer& served) {
+  const LayerConfig& config = served.layer->config();
+  const DType dtype = served.layer->dtype();
+  auto model = std::make_shared<ModelInfo>(
+      ModelInfo{.model = ModelId(served.name), .inputs = {}, .outputs = {}, .layer = served.layer});
+  model->inputs = {{"query", Role::kQ, dtype, 3, true, false, config.embed_size},
+                   {"key", Role::kK, dtype, 3, false, false, *config.key_embed_size},
+                   {"value", Role::kV, dtype, 3, false, false, *config.value_embed_size},
+                   {"attn_mask", Role::kMask, DType::kBool, 4},
+                   {"nonpad_kv_seqlen", Role::kKeyLengths, DType::kInt64, 1}};
+  if (config.pad_token_id) model->inputs.push_back({"input_ids", kInputIds, DType::kInt64, 2});
+  model->outputs = {{"Y", Role::kY, dtype, 3, true, false, served.layer->output_size()},
+                    {"weights", kLayerWeights, dtype, 4}};
+  return model;
+}
+
+// A pointer to a built-in model.
+ModelInfoPtr Unowned(const ModelInfo& model) { return {std::shared_ptr<void>(), &model}; }
+
 // "FP32" is "TYPE_FP32" in a configuration.
 inference::DataType TypeInConfiguration(DType dtype) {
   inference::DataType type = inference::TYPE_INVALID;
@@ -99,22 +116,27 @@ inference::DataType TypeInConfiguration(DType dtype) {
   return type;
 }
 
+// Of an axis; -1: any.
+int64_t LengthOf(const ModelTensor& tensor, int axis) {
+  return axis == tensor.rank - 1 ? tensor.size : -1;
+}
+
 void Describe(const ModelTensor& tensor, inference::ModelMetadataResponse::TensorMetadata& out) {
   out.set_name(std::string(tensor.name));
   out.set_datatype(std::string(NameOf(tensor.dtype)));
-  for (int axis = 0; axis < tensor.rank; ++axis) out.add_shape(kAnyLength);
+  for (int axis = 0; axis < tensor.rank; ++axis) out.add_shape(LengthOf(tensor, axis));
 }
 
 template <typename TensorConfig>
 void Configure(const ModelTensor& tensor, TensorConfig& config) {
   config.set_name(std::string(tensor.name));
   config.set_data_type(TypeInConfiguration(tensor.dtype));
-  for (int axis = 0; axis < tensor.rank; ++axis) config.add_dims(kAnyLength);
+  for (int axis = 0; axis < tensor.rank; ++axis) config.add_dims(LengthOf(tensor, axis));
 }
 
 }  // namespace
 
-absl::Span<const ModelInfo> Models(const Residence& residence) {
+absl::Span<const ModelInfo> BuiltInModels(const Residence& residence) {
   static const auto* const models = new std::vector<ModelInfo>{
       Attention(),       AttentionBackward(), RotaryEmbedding(), PositionalEncoding(),
       LinearAttention(), LshAttention(),      AttentionSession()};
@@ -123,22 +145,36 @@ absl::Span<const ModelInfo> Models(const Residence& residence) {
   return all;
 }
 
-absl::StatusOr<const ModelInfo*> FindModel(absl::string_view name, absl::string_view version,
-                                           const Residence& residence) {
-  const absl::Span<const ModelInfo> models = Models(residence);
-  const auto model = std::find_if(models.begin(), models.end(),
-                                  [&](const ModelInfo& m) { return m.name() == name; });
-  if (model == models.end()) {
-    const std::string known = absl::StrJoin(models, ", ", [](std::string* out, const ModelInfo& m) {
-      absl::StrAppend(out, "'", m.name(), "'");
-    });
+std::vector<ModelInfoPtr> Models(const Residence& residence) {
+  std::vector<ModelInfoPtr> models;
+  for (const ModelInfo& model : BuiltInModels(residence)) models.push_back(Unowned(model));
+  if (residence.repository == nullptr) return models;
+  for (const auto& layer : residence.repository->loaded()) models.push_back(LayerModel(*layer));
+  return models;
+}
+
+absl::StatusOr<ModelInfoPtr> FindModel(absl::string_view name, absl::string_view version,
+                                       const Residence& residence) {
+  ModelInfoPtr found;
+  for (const ModelInfo& model : BuiltInModels(residence)) {
+    if (model.name() == name) found = Unowned(model);
+  }
+  if (found == nullptr && residence.repository != nullptr) {
+    const auto layer = residence.repository->Find(name);
+    if (layer != nullptr) found = LayerModel(*layer);
+  }
+  if (found == nullptr) {
+    const std::string known =
+        absl::StrJoin(Models(residence), ", ", [](std::string* out, const ModelInfoPtr& model) {
+          absl::StrAppend(out, "'", model->name(), "'");
+        });
     return absl::NotFoundError(absl::StrCat("unknown model '", name, "'; this server has ", known));
   }
   if (!version.empty() && version != kModelVersion) {
     return absl::NotFoundError(absl::StrCat("model '", name, "' has no version '", version,
                                             "'; it has '", kModelVersion, "'"));
   }
-  return &*model;
+  return found;
 }
 
 inference::ModelMetadataResponse Describe(const ModelInfo& model) {

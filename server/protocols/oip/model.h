@@ -3,6 +3,8 @@
 #define RAPT_SERVER_PROTOCOLS_OIP_MODEL_H_
 
 #include <chrono>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,7 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "attention/layer/layer.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "server/models/model_repository.h"
 #include "server/request.h"
 
 namespace rapt::oip {
@@ -24,14 +28,16 @@ struct ModelTensor {
   int rank;     // likewise
   bool required = false;
   bool unlisted = false;  // as RoleInfo::unlisted
+  int64_t size = -1;      // of the last axis; -1: any
 };
 
 struct ModelInfo {
-  Model model;
+  ModelId model;
   std::vector<ModelTensor> inputs;
   std::vector<ModelTensor> outputs;
+  std::shared_ptr<const Layer> layer = nullptr;  // of a layer
 
-  absl::string_view name() const { return NameOf(model); }
+  absl::string_view name() const { return model.name(); }
 };
 
 // What a server keeps for its callers.
@@ -39,14 +45,21 @@ struct Residence {
   // The time after which a sequence without calls ends. Absent: the server keeps no sequences, and
   // has no attention_session.
   std::optional<std::chrono::nanoseconds> sequence_lease = {};
+  // Null: the server has no layers.
+  const ModelRepository* repository = nullptr;
 };
 
-// In the order of the enumerators.
-absl::Span<const ModelInfo> Models(const Residence& residence);
+using ModelInfoPtr = std::shared_ptr<const ModelInfo>;
+
+// The built-in models, in the order of the enumerators.
+absl::Span<const ModelInfo> BuiltInModels(const Residence& residence);
+
+// These, and the layers that are loaded, by name.
+std::vector<ModelInfoPtr> Models(const Residence& residence);
 
 // Returns NotFound for an unknown model or version; an empty version selects the only one.
-absl::StatusOr<const ModelInfo*> FindModel(absl::string_view name, absl::string_view version,
-                                           const Residence& residence);
+absl::StatusOr<ModelInfoPtr> FindModel(absl::string_view name, absl::string_view version,
+                                       const Residence& residence);
 
 inference::ModelMetadataResponse Describe(const ModelInfo& model);
 

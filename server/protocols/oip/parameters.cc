@@ -224,20 +224,22 @@ bool IsIgnored(absl::string_view name) {
          name == "headers" || absl::StartsWith(name, "triton_");
 }
 
-// Returns the call's dropout. A seed alone drops nothing.
-Dropout& DropoutOf(OperatorCall& call) {
-  return call.dropout ? *call.dropout : call.dropout.emplace();
+// Reads the parameters of dropout. A seed alone drops nothing.
+bool ReadDropout(absl::string_view name, const InferParameter& value, std::optional<Dropout>& out,
+                 absl::Status& status) {
+  if (name != "dropout_probability" && name != "dropout_seed") return false;
+  Dropout& dropout = out ? *out : out.emplace();
+  status = name == "dropout_seed" ? Read(name, value, dropout.seed)
+                                  : Read(name, value, dropout.probability);
+  return true;
 }
 
 // The same for the parameters of attention and its backward pass alone.
 bool ReadOfAttention(absl::string_view name, const InferParameter& value, Model model,
                      OperatorCall& call, Parameters& parameters, absl::Status& status) {
   if (ReadAttribute(name, value, call, status)) return true;
-  if (name == "dropout_probability") {
-    status = Read(name, value, DropoutOf(call).probability);
-  } else if (name == "dropout_seed") {
-    status = Read(name, value, DropoutOf(call).seed);
-  } else if (name == "qk_matmul_output_mode" && model == Model::kAttention) {
+  if (ReadDropout(name, value, call.dropout, status)) return true;
+  if (name == "qk_matmul_output_mode" && model == Model::kAttention) {
     status = ReadScoreOutput(name, value, parameters.score_output);
   } else if (name == "softmax_precision") {
     status = ReadSoftmaxPrecision(name, value, call.softmax_in_fp64);
@@ -369,6 +371,10 @@ bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, C
       return ReadOf(parameter, calls.lsh_attention);
     case Model::kAttentionSession:
       return ReadOfSession(name, value, calls, status);
+    case Model::kLayer:
+      return ReadDropout(name, value, calls.layer.dropout, status) ||
+             parameter.Is("is_causal", calls.layer.is_causal) ||
+             parameter.Is("average_attn_weights", calls.average_attn_weights);
   }
   return false;
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "attention/layer/layer.h"
 #include "attention/mechanism/linear/linear_attention.h"
 #include "attention/mechanism/lsh/lsh_attention.h"
 #include "attention/positions/positional_encoding.h"
@@ -41,7 +42,9 @@ struct Calls {
   PositionalEncodingCall positional_encoding;
   LinearAttentionCall linear_attention;
   LshAttentionCall lsh_attention;
-  SessionParameters session;  // beside those of `attention`
+  LayerCall layer;
+  bool average_attn_weights = false;  // of `layer`
+  SessionParameters session;          // beside those of `attention`
 };
 
 // Sets the attributes of the model's call and returns the other parameters. InvalidArgument, naming

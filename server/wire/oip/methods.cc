@@ -51,10 +51,36 @@ absl::Status CheckModelOrAll(const std::string& name, const std::string& version
   return name.empty() ? absl::OkStatus() : FindModel(name, version, residence).status();
 }
 
-Residence ResidenceOf(const cache::Sequences* sequences) {
-  if (sequences == nullptr) return {};
-  return {.sequence_lease = sequences->store().default_lease()};
+Residence ResidenceOf(const cache::Sequences* sequences, const ModelRepository* repository) {
+  Residence residence{.repository = repository};
+  if (sequences != nullptr) residence.sequence_lease = sequences->store().default_lease();
+  return residence;
 }
+
+std::unique_ptr<EventLoop> LoaderOf(const ModelRepository* repository, const Clock& clock) {
+  if (repository == nullptr) return nullptr;
+  auto loader = std::make_unique<EventLoop>(clock, "rapt-models");
+  loader->Start();
+  return loader;
+}
+
+// Passes a message to another handler on the thread that loads models.
+class LoadingHandler final : public MessageHandler {
+ public:
+  LoadingHandler(const Methods& methods, std::unique_ptr<MessageHandler> handler)
+      : methods_(methods), handler_(std::move(handler)) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    methods_.PostToLoader([this, message, &call] {
+      if (call.call().is_over()) return call.End(call.call().CancelledOrLate());
+      handler_->OnMessage(message, call);
+    });
+  }
+
+  const Methods& methods_;
+  const std::unique_ptr<MessageHandler> handler_;
+};
 
 class InferHandler final : public MessageHandler {
  public:
@@ -88,12 +114,13 @@ std::string PathOf(const std::string& name) { return absl::StrCat("/", kServiceN
 }  // namespace
 
 Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
-                 const CallObserverFactory& observe, cache::Sequences* sequences)
+                 const CallObserverFactory& observe, const Clock& clock, Optional optional)
     : shared_memory_(shared_memory),
-      sequences_(sequences),
-      residence_(ResidenceOf(sequences)),
+      sequences_(optional.sequences),
+      repository_(optional.repository),
+      residence_(ResidenceOf(sequences_, repository_)),
       is_ready_(std::move(is_ready)),
-      statistics_(std::make_shared<std::array<Statistics, kModels>>()) {
+      loader_(LoaderOf(repository_, clock)) {
   for (const char* name : kMethodNames) {
     observers_[name] = observe(absl::StrCat(kServiceName, "/", name));
   }
@@ -104,7 +131,7 @@ Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
 
 CallObserver Methods::Counted(CallObserver observe) const {
   return [statistics = statistics_, observe = std::move(observe)](const CallReport& report) {
-    (*statistics)[static_cast<size_t>(report.model)].Count(report);
+    (*statistics)[report.model].Count(report);
     observe(report);
   };
 }
@@ -112,6 +139,16 @@ CallObserver Methods::Counted(CallObserver observe) const {
 template <typename ProtoRequest, typename ProtoResponse>
 void Methods::AddSmall(const std::string& name, UnaryMethods& methods) {
   methods[PathOf(name)] = SmallMethod<ProtoRequest, ProtoResponse>(*this, observe(name));
+}
+
+template <typename ProtoRequest, typename ProtoResponse>
+void Methods::AddLoading(const std::string& name, UnaryMethods& methods) {
+  AddSmall<ProtoRequest, ProtoResponse>(name, methods);
+  if (repository_ == nullptr) return;  // it fails at once
+  auto& new_handler = methods[PathOf(name)].new_handler;
+  new_handler = [this, small = new_handler] {
+    return std::make_unique<LoadingHandler>(*this, small());
+  };
 }
 
 void Methods::AddTo(UnaryMethods& methods) {
@@ -131,9 +168,9 @@ void Methods::AddTo(UnaryMethods& methods) {
                                                                                   methods);
   AddSmall<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>("RepositoryIndex",
                                                                                   methods);
-  AddSmall<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
+  AddLoading<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
       "RepositoryModelLoad", methods);
-  AddSmall<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
+  AddLoading<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
       "RepositoryModelUnload", methods);
   AddSmall<inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse>(
       "SystemSharedMemoryStatus", methods);
@@ -187,6 +224,7 @@ absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
     response.add_extensions(extension);
   }
   if (sequences_ != nullptr) response.add_extensions("sequence");
+  if (repository_ != nullptr) response.add_extensions("model_repository");
   if (shared_memory_.allowed()) response.add_extensions("system_shared_memory");
   if (shared_memory_.takes_cuda()) response.add_extensions("cuda_shared_memory");
   return absl::OkStatus();
@@ -210,40 +248,64 @@ absl::Status Methods::Respond(const inference::ModelStatisticsRequest& request,
                               inference::ModelStatisticsResponse& response) const {
   absl::Status status = CheckModelOrAll(request.name(), request.version(), residence_);
   if (!status.ok()) return status;
-  for (const ModelInfo& model : Models(residence_)) {
-    if (!request.name().empty() && request.name() != model.name()) continue;
+  for (const ModelInfoPtr& model : Models(residence_)) {
+    if (!request.name().empty() && request.name() != model->name()) continue;
     inference::ModelStatistics& statistics = *response.add_model_stats();
-    statistics.set_name(std::string(model.name()));
+    statistics.set_name(std::string(model->name()));
     statistics.set_version(kModelVersion);
-    (*statistics_)[static_cast<size_t>(model.model)].Describe(statistics);
+    (*statistics_)[model->model].Describe(statistics);
   }
   return status;
 }
 
+absl::Status Methods::CheckRepository(const std::string& repository_name) const {
+  if (repository_name.empty()) return absl::OkStatus();
+  return absl::UnimplementedError("the only repository has no name; leave it empty");
+}
+
 absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
                               inference::RepositoryIndexResponse& response) const {
-  if (!request.repository_name().empty()) {
-    return absl::UnimplementedError("the only repository has no name; leave it empty");
-  }
+  absl::Status status = CheckRepository(request.repository_name());
+  if (!status.ok()) return status;
   const bool is_ready = is_ready_();
-  if (request.ready() && !is_ready) return absl::OkStatus();
-  for (const ModelInfo& info : Models(residence_)) {
+  const auto add = [&](absl::string_view name, bool model_is_ready, const std::string& reason) {
+    if (request.ready() && !model_is_ready) return;
     auto& model = *response.add_models();
-    model.set_name(std::string(info.name()));
+    model.set_name(std::string(name));
     model.set_version(kModelVersion);
-    model.set_state(is_ready ? "READY" : "UNAVAILABLE");
+    model.set_state(model_is_ready ? "READY" : "UNAVAILABLE");
+    model.set_reason(reason);
+  };
+  for (const ModelInfo& model : BuiltInModels(residence_)) add(model.name(), is_ready, "");
+  if (repository_ == nullptr) return status;
+  for (const ModelRepository::Entry& entry : repository_->Describe()) {
+    add(entry.name, entry.is_loaded && is_ready, entry.reason);
   }
-  return absl::OkStatus();
+  return status;
 }
 
-absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest&,
+absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest& request,
                               inference::RepositoryModelLoadResponse&) const {
-  return absl::UnimplementedError("not supported: RepositoryModelLoad");
+  if (absl::Status status = CheckRepository(request.repository_name()); !status.ok()) return status;
+  if (repository_ == nullptr) {
+    return absl::UnimplementedError("not supported: RepositoryModelLoad needs --model_repository");
+  }
+  if (!request.parameters().empty()) {
+    return absl::UnimplementedError(absl::StrCat("load parameter '",
+                                                 request.parameters().begin()->first,
+                                                 "' is not supported; a model is its folder"));
+  }
+  return repository_->Load(request.model_name());
 }
 
-absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest&,
+absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& request,
                               inference::RepositoryModelUnloadResponse&) const {
-  return absl::UnimplementedError("not supported: RepositoryModelUnload");
+  if (absl::Status status = CheckRepository(request.repository_name()); !status.ok()) return status;
+  if (repository_ == nullptr) {
+    return absl::UnimplementedError(
+        "not supported: RepositoryModelUnload needs --model_repository");
+  }
+  return repository_->Unload(request.model_name());  // no model depends on another
 }
 
 absl::Status Methods::Respond(const inference::SystemSharedMemoryStatusRequest& request,

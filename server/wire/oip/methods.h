@@ -3,20 +3,24 @@
 #ifndef RAPT_SERVER_WIRE_OIP_METHODS_H_
 #define RAPT_SERVER_WIRE_OIP_METHODS_H_
 
-#include <array>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/clock.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/cache/sequences.h"
 #include "server/calls/call_observer.h"
+#include "server/calls/per_model.h"
+#include "server/models/model_repository.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/statistics.h"
 #include "server/shared_memory/shared_memory.h"
+#include "server/wire/event_loop.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
 
@@ -27,9 +31,14 @@ inline constexpr char kServiceName[] = "inference.GRPCInferenceService";
 // Thread-safe. `is_ready` is called from any thread. REQUIRES: everything borrowed outlives it.
 class Methods {
  public:
-  // Null `sequences`: there is no attention_session.
+  // What a server may have; null: it has none.
+  struct Optional {
+    cache::Sequences* sequences = nullptr;  // for attention_session
+    ModelRepository* repository = nullptr;  // of layers
+  };
+
   Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
-          const CallObserverFactory& observe, cache::Sequences* sequences = nullptr);
+          const CallObserverFactory& observe, const Clock& clock, Optional optional);
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
@@ -48,6 +57,9 @@ class Methods {
   const SharedMemory& shared_memory() const { return shared_memory_; }
   cache::Sequences* sequences() const { return sequences_; }
   const Residence& residence() const { return residence_; }
+
+  // Runs a task on the thread that loads and unloads models, which takes too long for others.
+  void PostToLoader(EventLoop::Task task) const { loader_->Post(std::move(task)); }
 
   // The methods without tensors. Return InvalidArgument, Unimplemented, or as SharedMemory does.
   absl::Status Respond(const inference::ServerLiveRequest& request,
@@ -88,16 +100,22 @@ class Methods {
                        inference::LogSettingsResponse& response) const;
 
  private:
+  absl::Status CheckRepository(const std::string& repository_name) const;
+  template <typename ProtoRequest, typename ProtoResponse>
+  void AddLoading(const std::string& name, UnaryMethods& methods);
   template <typename ProtoRequest, typename ProtoResponse>
   void AddSmall(const std::string& name, UnaryMethods& methods);
 
   SharedMemory& shared_memory_;
   cache::Sequences* const sequences_;
+  ModelRepository* const repository_;
   const Residence residence_;
   const std::function<bool()> is_ready_;
-  const std::shared_ptr<std::array<Statistics, kModels>>
-      statistics_;  // updated by the observers of both infer methods
+  // Updated by the observers of both infer methods.
+  const std::shared_ptr<PerModel<Statistics>> statistics_ =
+      std::make_shared<PerModel<Statistics>>();
   std::map<std::string, CallObserver> observers_;
+  const std::unique_ptr<EventLoop> loader_;  // null without a repository
 };
 
 }  // namespace rapt::oip

@@ -158,6 +158,8 @@ struct SmallRoute {
   std::function<Json(const ProtoResponse& response)> write = nullptr;
   // Returns an error for a response that is one in HTTP; null: none is.
   std::function<absl::Status(const ProtoResponse& response)> check = nullptr;
+  // It runs on the thread that loads models.
+  bool loads = false;
 };
 
 template <typename ProtoRequest, typename ProtoResponse>
@@ -170,6 +172,14 @@ class SmallHandler final : public http::BodyHandler {
 
  private:
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
+    if (!route_.loads || methods_.residence().repository == nullptr) return Respond(body, call);
+    methods_.PostToLoader([this, body, &call] {
+      if (call.call().is_over()) return call.End(call.call().CancelledOrLate());
+      Respond(body, call);
+    });
+  }
+
+  void Respond(const MessageBytes& body, http::MethodCall& call) const {
     absl::StatusOr<std::string> text = Answer(body.ToString());
     if (!text.ok()) return call.End(text.status());
     ResponseMessage message;
@@ -293,6 +303,21 @@ absl::Status ReadIndex(const PathValues&, const Fields& body,
   return status;
 }
 
+absl::Status ReadLoad(const PathValues& values, const Fields& body,
+                      inference::RepositoryModelLoadRequest& request) {
+  request.set_model_name(values[0]);
+  const auto parameters = body.find("parameters");
+  if (parameters == body.end()) return absl::OkStatus();
+  for (const auto& [name, value] : parameters->items()) (*request.mutable_parameters())[name];
+  return absl::OkStatus();
+}
+
+absl::Status ReadUnload(const PathValues& values, const Fields&,
+                        inference::RepositoryModelUnloadRequest& request) {
+  request.set_model_name(values[0]);
+  return absl::OkStatus();
+}
+
 template <typename ProtoResponse>
 Json RegionsOf(const ProtoResponse& response) {
   Json regions = Json::array();
@@ -382,9 +407,13 @@ void AddModels(Routes& routes) {
       {.read = ReadIndex,
        .write = [](const auto& response) { return ToJson(response).at("models"); }});
   routes.Add<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
-      "POST", {"/v2/repository/models/*/load"}, "RepositoryModelLoad", {});
+      "POST", {"/v2/repository/models/*/load"}, "RepositoryModelLoad",
+      {.read = ReadLoad, .write = Nothing<inference::RepositoryModelLoadResponse>, .loads = true});
   routes.Add<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
-      "POST", {"/v2/repository/models/*/unload"}, "RepositoryModelUnload", {});
+      "POST", {"/v2/repository/models/*/unload"}, "RepositoryModelUnload",
+      {.read = ReadUnload,
+       .write = Nothing<inference::RepositoryModelUnloadResponse>,
+       .loads = true});
 }
 
 void AddSharedMemory(Routes& routes) {

@@ -23,17 +23,31 @@ import pytest
 from lsh_oracle import lsh_attention
 from rapt_server import RaptServer
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "client/examples"))
+
+import make_layers  # noqa: E402
+
 RAPT = os.environ["RAPT"]
 COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "gradcheck", "rotary", "positions",
-            "pattern", "memory", "compare-memory", "cache", "info", "health")  # fmt: skip
+            "pattern", "layer", "memory", "compare-memory", "cache", "info", "health")  # fmt: skip
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 
 @pytest.fixture(scope="session")
-def server():
+def models(tmp_path_factory):
+    """A model repository with a layer of each naming."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, (config, tensors) in make_layers.layers().items():
+        make_layers.write_layer(folder / name, config, tensors)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(models):
     # No grace period: caches that tests leave behind would keep the server for all of it.
-    with RaptServer("--kv_cache_bytes=67108864", "--grace_period=0s") as running:
+    flags = ("--kv_cache_bytes=67108864", "--grace_period=0s", f"--model_repository={models}")
+    with RaptServer(*flags) as running:
         yield running
 
 
@@ -577,6 +591,84 @@ def test_lsh_in_the_simple_form(rapt, save, load, where):
     rapt("attend", "--lsh", "simple", "--q=q.npy", "--rotations=rotations.npy", "--hashes=2", "--chunk-length=4",
          "-o=y.npy", *where)  # fmt: skip
     close(load("y.npy"), lsh_attention(*2 * [q[None, None]], rotations, 4, k=q[None, None])[0][0, 0], 1e-5)
+
+
+def self_attention_of(tensors, x, heads, visible=True):
+    """Y and the weights of PyTorch's naming for x [S, E]."""
+    q, k, v = (
+        (x @ w.T + b).reshape(len(x), heads, -1).swapaxes(0, 1)
+        for w, b in zip(np.split(tensors["in_proj_weight"], 3), np.split(tensors["in_proj_bias"], 3))
+    )
+    scores = np.where(visible, q @ k.swapaxes(1, 2) / np.sqrt(q.shape[2]), -np.inf)
+    weights = np.exp(scores - scores.max(2, keepdims=True))
+    weights /= weights.sum(2, keepdims=True)
+    y = (weights @ v).swapaxes(0, 1).reshape(len(x), -1)
+    return y @ tensors["out_proj.weight"].T + tensors["out_proj.bias"], weights
+
+
+@pytest.mark.parametrize("is_local", [False, True], ids=["server", "local"])
+def test_attend_with_a_layer(rapt, save, load, models, is_local):
+    model = ["--local", f"--model={models / 'torch_block'}"] if is_local else ["--model=torch_block"]
+    x = draw(1, 6, 32)
+    save(x=x)
+    y, weights = self_attention_of(make_layers.layers()["torch_block"][1], x, 4)
+    rapt("attend", *model, "--query=x.npy", "-o=y.npy", "--weights=w.npy")
+    close(load("y.npy"), y, 1e-5)
+    close(load("w.npy"), weights, 1e-5)
+    rapt("plot", "w.npy", "-o", "w.svg")
+    rapt("attend", *model, "--query=x.npy", "-o=y.npy", "--weights=w.npy", "--average")
+    close(load("w.npy"), weights.mean(0), 1e-5)
+    visible = np.tri(6, dtype=bool)
+    causal, _ = self_attention_of(make_layers.layers()["torch_block"][1], x, 4, visible)
+    rapt("attend", *model, "--query=x.npy", "-o=y.npy", "--causal")
+    close(load("y.npy"), causal, 1e-5)
+    save(mask=visible)
+    rapt("attend", *model, "--query=x.npy", "-o=y.npy", "--mask=mask.npy")
+    close(load("y.npy"), causal, 1e-5)
+
+
+def test_attend_with_a_layer_hides_padding_and_attends_across(rapt, save, load):
+    save(x=draw(2, 1, 5, 32), ids=np.array([7, 8, 9, 0, 0]), ids_of_batch=np.array([[7, 8, 9, 0, 0]]),
+         lengths=np.array([3]))  # fmt: skip
+    rapt("attend", "--model=bert_block", "--query=x.npy", "-o=ids.npz", "--input-ids=ids_of_batch.npy")
+    rapt("attend", "--model=bert_block", "--query=x.npy", "-o=lengths.npz", "--key-lengths=lengths.npy")
+    np.testing.assert_array_equal(load("ids.npz")["y"], load("lengths.npz")["y"])
+    save(state=draw(3, 4, 16), encoder=draw(4, 7, 32))
+    rapt("attend", "--model=bahdanau", "--query=state.npy", "--key=encoder.npy", "-o=y.npy", "--weights=w.npy")
+    assert load("y.npy").shape == (4, 32)
+    close(load("w.npy").sum(-1), np.ones((1, 4)), 1e-6)
+
+
+def test_layer_calls_that_fail(rapt, save, models):
+    save(x=draw(1, 6, 32), narrow=draw(1, 6, 31))
+    call = ["attend", "--model=torch_block", "-o=y.npy"]
+    for flags, code, message in [
+        (["--query=narrow.npy"], CALL_FAILED, "query"),
+        (["--query=x.npy", "--heads=2"], USAGE, "--model and --heads are mutually exclusive"),
+        (["--query=x.npy", "--average"], USAGE, "--average needs --weights"),
+        (["--query=x.npy", "--model=none"], CALL_FAILED, "unknown model 'none'"),
+        (["--query=x.npy", "--model=none", "--local"], CALL_FAILED, "config.json"),
+    ]:
+        assert message in rapt(*call, *flags, code=code).stderr
+
+
+def test_layer_describes_parameters(rapt, models):
+    text = rapt("layer", models / "bert_block", "--describe").stdout
+    assert "naming bert, embed size 32, 4 heads, pad token 0" in text
+    assert re.search(r"encoder.layer.0.attention.self.query.weight +F32 +\[32, 32\] +1024\n", text)
+    assert re.search(r"total +4224\n", text)
+    described = json.loads(rapt("layer", models / "llama_block", "--json").stdout)
+    assert described["naming"] == "llama" and described["parameters"] == 3 * 32 * 32 + 16
+    assert all(tensor["used"] for tensor in described["tensors"])
+
+
+def test_layer_names_what_is_wrong(rapt, models, tmp_path):
+    config, tensors = make_layers.layers()["torch_block"]
+    tensors["out_proj.bias"] = tensors["out_proj.bias"][:3]
+    make_layers.write_layer(tmp_path / "broken", config, tensors)
+    assert "out_proj.bias" in rapt("layer", "broken", code=USAGE).stderr
+    assert "config.json" in rapt("layer", "absent", code=USAGE).stderr
+    assert "no folder given" in rapt("layer", code=USAGE).stderr
 
 
 def test_lsh_refuses_what_does_not_fit(rapt, save):
@@ -1670,7 +1762,7 @@ def test_compare_memory_finds_equal_outputs_and_less_memory(rapt):
 
 
 # Those of kinds of attention with help of their own.
-KINDS = ("attend --linear", "attend --lsh")
+KINDS = ("attend --linear", "attend --lsh", "attend --model")
 CACHE_COMMANDS = tuple(f"cache {name}" for name in ("create", "append", "attend", "fork", "truncate", "list", "show", "close", "export", "import"))
 
 
@@ -1693,7 +1785,7 @@ def test_help_lists_every_command(rapt):
 
 
 @pytest.mark.parametrize("example", [e for command in (*COMMANDS, *KINDS) for e in examples_of(command)])
-def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
+def test_every_example_of_the_help_works(rapt, server, save, models, tmp_path, example):
     heads = draw(1, 1, 8, 3, 8), draw(2, 1, 2, 3, 8), draw(3, 1, 2, 3, 8)
     q, k, v = (x.transpose(0, 2, 1, 3).reshape(1, 3, -1) for x in heads)
     if "--heads" not in example:
@@ -1703,7 +1795,10 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
     save(g=-np.ones((1, 3, 2 if "--kv-heads" in example else 1)), b=np.ones((1, 3, 1)))
     save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
     save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64), encoding=draw(5, 9, 8))
-    save(dy=v)
+    save(dy=v, state=draw(6, 3, 16), encoder=draw(7, 5, 32))
+    if "--model" in example:
+        save(x=draw(8, 3, 32))
+    (tmp_path / "models").symlink_to(models)
     np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
     np.savez(tmp_path / "gradients.npz", dq=q, dk=k, dv=v)
     words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))

@@ -96,6 +96,65 @@ TEST_F(GateTest, ReceivedBytesAreChargedBeyondTheLimitAndOthersWait) {
   EXPECT_EQ(Take(kGeneral - 1000, kReceive).bytes(), kGeneral - 1000);
 }
 
+TEST_F(GateTest, ALongReservationShrinksWhatOneRequestMayTake) {
+  {
+    const auto kept = gate_.ReserveForLong(1000);
+    ASSERT_TRUE(kept.ok()) << kept.status();
+    EXPECT_EQ(gate_.LimitOf(kCompute), kGeneral - 1000);
+    EXPECT_EQ(gate_.LimitOf(kReceive), kGeneral);
+    EXPECT_EQ(gate_.reserved_bytes(kCompute), 1000);
+    const auto result = gate_.AdmitNow({.bytes = kGeneral - 999});
+    ASSERT_TRUE(result.has_value());
+    EXPECT_EQ(result->status().code(), absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_EQ(gate_.LimitOf(kCompute), kGeneral);
+  EXPECT_EQ(Take(kGeneral).bytes(), kGeneral);
+}
+
+TEST_F(GateTest, LongReservationsLeaveAQuarterToRequests) {
+  const auto most = gate_.ReserveForLong(kGeneral / 4 * 3);
+  ASSERT_TRUE(most.ok()) << most.status();
+  const auto more = gate_.ReserveForLong(1);
+  EXPECT_EQ(more.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(more.status().message()),
+              AllOf(HasSubstr("need 1 bytes beside 3360 bytes"), HasSubstr("at most 3360")));
+}
+
+TEST_F(GateTest, ALongReservationWaitsForRequestsAndPrecedesTheQueue) {
+  std::optional<MemoryBudget::Reservation> held = Take(4000);
+  std::promise<absl::Status> reserved;
+  std::thread loader([&] { reserved.set_value(gate_.ReserveForLong(1000).status()); });
+  while (gate_.reserved_bytes() < 5000) std::this_thread::yield();
+  auto result = reserved.get_future();
+  EXPECT_EQ(result.wait_for(milliseconds(5)), std::future_status::timeout);
+  EXPECT_FALSE(gate_.AdmitNow({.bytes = kSmall + 1}).has_value());
+  held.reset();
+  EXPECT_TRUE(result.get().ok());
+  loader.join();
+}
+
+TEST_F(GateTest, ALongReservationThatFindsNoMemoryIsRefused) {
+  const MemoryBudget::Reservation held = Take(4000);
+  std::promise<absl::Status> reserved;
+  std::thread loader([&] { reserved.set_value(gate_.ReserveForLong(1000).status()); });
+  while (gate_.reserved_bytes() < 5000) std::this_thread::yield();
+  clock_.Advance(seconds(10));
+  const absl::Status status = reserved.get_future().get();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("did not become free in 10000 ms"));
+  loader.join();
+  EXPECT_EQ(gate_.reserved_bytes(), 4000);
+}
+
+TEST_F(GateTest, RejectsQueuedRequestsThatALongReservationPutsOutOfReach) {
+  std::optional<MemoryBudget::Reservation> held = Take(1000);
+  Queue(1, {.bytes = kGeneral});
+  const auto kept = gate_.ReserveForLong(1000);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  Settle();
+  ASSERT_THAT(served_, ElementsAre(1));
+  EXPECT_THAT(std::string(statuses_[0].message()), HasSubstr("at most 3480"));
+}
+
 TEST_F(GateTest, QueuesARequestUntilItFits) {
   std::optional<MemoryBudget::Reservation> held = Take(4000);
   EXPECT_FALSE(gate_.AdmitNow({.bytes = 1000}).has_value());

@@ -156,6 +156,26 @@ TEST(MetricsTest, CountsEachVariantOfAnAttentionRequest) {
   EXPECT_EQ(SumOnPage(page, name), 5);
 }
 
+TEST(MetricsTest, CountsEachLayerByItsNameUpToALimit) {
+  Metrics metrics(BuiltInBackends());
+  const auto count = metrics.ForMethod("service/Method");
+  const Problem problem{.batch = 1};
+  CallReport report = Answered(problem);
+  count(report);
+  constexpr int kMore = 5;
+  for (size_t n = 0; n < PerModel<int>::kMaxLayers + kMore; ++n) {
+    report.model = ModelId(std::make_shared<const std::string>(absl::StrCat("layer", n)));
+    count(report);
+    if (n == 0) count(report);
+  }
+  const std::string page = metrics.Serialize();
+  const char* name = "rapt_model_requests_total";
+  EXPECT_EQ(SumOnPage(page, name, {{"model", "attention"}}), 1);
+  EXPECT_EQ(SumOnPage(page, name, {{"model", "layer0"}}), 2);
+  EXPECT_EQ(SumOnPage(page, name, {{"model", "layer999"}}), 1);
+  EXPECT_EQ(SumOnPage(page, name, {{"model", "others"}}), kMore);
+}
+
 TEST(MetricsTest, CountsPartialFallbacks) {
   Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};

@@ -25,6 +25,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "rapt/attend.h"
+#include "rapt/layer.h"
 #include "rapt/linear.h"
 #include "rapt/lsh.h"
 #include "rapt/positions.h"
@@ -199,6 +200,10 @@ class Client {
 
   // Attention by locality-sensitive hashing, by the model lsh_attention. Blocks until done.
   absl::StatusOr<LshResult> LshAttend(const LshCall& call, const CallOptions& options = {});
+
+  // Attention with a layer of the server's model repository. Blocks until done. NotFound for an
+  // unknown model.
+  absl::StatusOr<LayerResult> LayerAttend(const LayerCall& call, const CallOptions& options = {});
 
   // Positions outside of attention, by the models of these names. Return Y, like X. Block until
   // done.

@@ -1,0 +1,185 @@
+#include "client/cli/layer_attend.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "attention/layer/files/layer_files.h"
+#include "attention/layer/layer.h"
+#include "base/host_limits.h"
+#include "base/thread_pool.h"
+#include "client/cli/attend_report.h"
+#include "client/cli/caller_flags.h"
+#include "client/cli/local_operator.h"
+#include "client/cli/operator_inputs.h"
+#include "client/cli/tensor_file.h"
+
+namespace rapt {
+namespace {
+
+struct LayerFlags {
+  std::string model;
+  std::optional<std::string> query, key, value, mask, key_lengths, input_ids, weights;
+  std::optional<double> dropout;
+  uint64_t seed = 0;
+  bool causal = false, average = false, json = false;
+  std::string y, dtype;
+  CallerFlags caller;
+
+  std::vector<Flag> Table() {
+    std::vector<Flag> table = {
+        {"model", "NAME", "a layer of the server's repository; with --local its folder", &model,
+         '\0', true},
+        {"query", "FILE", "[S, E] or [B, S, E]", &query, '\0', true},
+        {"key", "FILE", "[S, Ek] or [B, S, Ek] (default: --query)", &key},
+        {"value", "FILE", "[S, Ev] or [B, S, Ev] (default: --key)", &value},
+        {"mask", "FILE", "bool, true attends, or a number to add; broadcast to [B, H, Sq, Sk]",
+         &mask},
+        {"key-lengths", "FILE", "integers [B]: later keys are hidden", &key_lengths},
+        {"input-ids", "FILE", "integers [S] or [B, S]: keys of the layer's pad token are hidden",
+         &input_ids},
+        {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype},
+        {"output", "FILE", "result: a .npy file, or member y of an .npz file", &y, 'o', true},
+        {"weights", "FILE", "attention weights of each head", &weights},
+        {"average", "", "--weights are averaged over the heads", &average},
+        {"causal", "", "a query sees the keys up to its position (default: as configured)",
+         &causal},
+        {"dropout", "P", "fraction of the weights to drop", &dropout},
+        {"seed", "N", "seed of --dropout (default: 0)", &seed}};
+    for (const Flag& flag : caller.Table()) table.push_back(flag);
+    table.push_back({"json", "", "print a report as JSON", &json});
+    return table;
+  }
+};
+
+absl::Status CheckFlags(LayerFlags& flags) {
+  absl::Status status = flags.caller.Check();
+  if (status.ok()) status = ValidateDTypeFlag(flags.dtype);
+  if (status.ok() && flags.average && !flags.weights) {
+    status = absl::InvalidArgumentError("--average needs --weights");
+  }
+  if (!status.ok()) return status;
+  return NormalizeOutputFiles({{"output", &flags.y}, {"weights", PathIn(flags.weights)}});
+}
+
+struct LoadedInputs {
+  OperatorInputs inputs;
+  bool is_2d = false;  // read as [S, E], sent as [1, S, E]
+};
+
+absl::StatusOr<LoadedInputs> Load(const LayerFlags& flags) {
+  absl::StatusOr<OperatorInputs> inputs = LoadInputs({{Role::kQ, "query", flags.query},
+                                                      {Role::kK, "key", flags.key},
+                                                      {Role::kV, "value", flags.value},
+                                                      {Role::kMask, "mask", flags.mask},
+                                                      {kInputIds, "input_ids", flags.input_ids}},
+                                                     flags.key_lengths, flags.dtype);
+  if (!inputs.ok()) return inputs.status();
+  LoadedInputs loaded{*std::move(inputs)};
+  auto& tensors = loaded.inputs.tensors;
+  loaded.is_2d = tensors[Role::kQ]->shape.size() == 2;
+  for (Role role : {Role::kQ, Role::kK, Role::kV, kInputIds}) {
+    if (!loaded.is_2d || !tensors[role]) continue;
+    Shape& shape = tensors[role]->shape;
+    shape.insert(shape.begin(), 1);
+  }
+  return loaded;
+}
+
+struct Computed {
+  client::LayerResult result;
+  std::string backend, plan;  // empty if a server computed it
+};
+
+absl::StatusOr<Computed> ComputeHere(const LayerFlags& flags, const OperatorInputs& inputs) {
+  const absl::StatusOr<LayerFiles> files = ReadLayerFiles(flags.model);
+  if (!files.ok()) return files.status();
+  ThreadPool pool(ReadHostLimits().cores);
+  absl::StatusOr<std::shared_ptr<const Layer>> layer =
+      MakeLayer(files->config, files->weights, pool);
+  if (!layer.ok()) return layer.status();
+  LayerCall call{.inputs = inputs.Specs(),
+                 .wants_weights = flags.weights && !flags.average,
+                 .wants_averaged_weights = flags.average};
+  if (flags.causal) call.is_causal = true;
+  if (flags.dropout) call.dropout = Dropout{*flags.dropout, flags.seed};
+  const auto op = MakeLayerCall(*std::move(layer), call);
+  if (!op.ok()) return op.status();
+  absl::StatusOr<OperatorResult> result = RunHere(**op, inputs.ToArguments());
+  if (!result.ok()) return result.status();
+  return Computed{{*std::move(result->outputs[Role::kY]),
+                   std::move(result->outputs[flags.average ? kAveragedWeights : kLayerWeights])},
+                  result->backend,
+                  result->plan};
+}
+
+absl::StatusOr<Computed> Send(const LayerFlags& flags, const OperatorInputs& inputs,
+                              client::Client& server) {
+  client::LayerCall call{.model = flags.model,
+                         .query = *inputs.View(Role::kQ),
+                         .key = inputs.View(Role::kK),
+                         .value = inputs.View(Role::kV),
+                         .mask = inputs.View(Role::kMask),
+                         .key_lengths = inputs.key_lengths,
+                         .input_ids = inputs.View(kInputIds),
+                         .wants_weights = flags.weights.has_value(),
+                         .averages_weights = flags.average,
+                         .priority = flags.caller.priority};
+  if (flags.causal) call.causal = true;
+  if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
+  absl::StatusOr<client::LayerResult> result = server.LayerAttend(call);
+  if (!result.ok()) return result.status();
+  return Computed{*std::move(result), "", ""};
+}
+
+ExitCode Attend(LayerFlags flags) {
+  if (absl::Status valid = CheckFlags(flags); !valid.ok()) return FailUsage(valid);
+  const absl::StatusOr<LoadedInputs> loaded = Load(flags);
+  if (!loaded.ok()) return FailUsage(loaded.status());
+  const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
+  if (!server.ok()) return FailConnect(server.status());
+  const auto start = std::chrono::steady_clock::now();
+  const absl::StatusOr<Computed> computed = flags.caller.local
+                                                ? ComputeHere(flags, loaded->inputs)
+                                                : Send(flags, loaded->inputs, **server);
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - start;
+  if (!computed.ok()) return FailCall(computed.status());
+  Report report{{}, computed->backend, computed->plan};
+  const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
+    Shape shape = tensor.shape();
+    if (loaded->is_2d) shape.erase(shape.begin());
+    report.outputs.push_back({name, path, tensor, std::move(shape)});
+  };
+  add("y", flags.y, computed->result.y);
+  if (flags.weights) add("weights", *flags.weights, *computed->result.weights);
+  return WriteAndPrint(report, elapsed.count(), flags.json);
+}
+
+}  // namespace
+
+std::vector<std::string_view> LayerFlagNames() { return NamesOf(LayerFlags().Table()); }
+
+ExitCode RunLayerAttend(CommandArguments arguments) {
+  LayerFlags flags;
+  const CommandLine line{
+      .usage = "rapt attend --model NAME --query FILE [--key FILE] -o FILE [flags]",
+      .summary =
+          "Computes attention with the projections of a layer, which the server has loaded with "
+          "--model_repository, over NumPy arrays of float32, float16, float64 or bfloat16, [S, E] "
+          "or [B, S, E].",
+      .flags = flags.Table(),
+      .examples = {"rapt attend --model torch_block --query x.npy -o y.npy --weights w.npy",
+                   "rapt attend --model bahdanau --query state.npy --key encoder.npy -o y.npy",
+                   "rapt attend --model models/torch_block --local --query x.npy -o y.npy"}};
+  std::vector<std::string> operands;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  return Attend(std::move(flags));
+}
+
+}  // namespace rapt

@@ -1,0 +1,49 @@
+#ifndef RAPT_SERVER_CALLS_PER_MODEL_H_
+#define RAPT_SERVER_CALLS_PER_MODEL_H_
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+#include "base/mutex.h"
+#include "server/request.h"
+
+namespace rapt {
+
+// A T for each model that calls are counted for. A layer keeps its T when it is unloaded, so that
+// counts never go back; from kMaxLayers names on, layers share one. Thread-safe; T is.
+template <typename T>
+class PerModel {
+ public:
+  static constexpr size_t kMaxLayers = 1000;
+  static constexpr char kOthers[] = "others";  // the name of the shared one
+
+  // The reference stays valid.
+  T& operator[](const ModelId& model) {
+    if (model.kind != Model::kLayer) return built_in_[static_cast<size_t>(model.kind)];
+    MutexLock lock(mutex_);
+    if (const auto known = layers_.find(model.name()); known != layers_.end()) return known->second;
+    return layers_[std::string(layers_.size() < kMaxLayers ? model.name() : kOthers)];
+  }
+
+  // Visits every built-in model, and the layers by name.
+  void ForEach(absl::FunctionRef<void(absl::string_view name, const T& value)> visit) const {
+    for (size_t i = 0; i < kBuiltInModels; ++i) visit(NameOf(static_cast<Model>(i)), built_in_[i]);
+    MutexLock lock(mutex_);
+    for (const auto& [name, value] : layers_) visit(name, value);
+  }
+
+ private:
+  std::array<T, kBuiltInModels> built_in_;
+  mutable Mutex mutex_;
+  std::map<std::string, T, std::less<>> layers_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_CALLS_PER_MODEL_H_

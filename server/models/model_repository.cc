@@ -1,0 +1,171 @@
+#include "server/models/model_repository.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "attention/layer/files/layer_files.h"
+#include "base/clock.h"
+#include "base/invalid.h"
+#include "base/log.h"
+#include "base/thread_pool.h"
+
+namespace rapt {
+namespace {
+
+// A layer with its part of the budget.
+struct ChargedLayer {
+  AdmissionGate::LongReservation memory;
+  std::shared_ptr<const Layer> layer;  // destroyed first
+};
+
+absl::StatusOr<std::shared_ptr<const Layer>> Pack(const LayerFiles& files, int threads) {
+  try {
+    ThreadPool pool(threads);
+    return MakeLayer(files.config, files.weights, pool);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("the system has no memory for the weights");
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("no threads: ", error.what()));
+  }
+}
+
+}  // namespace
+
+std::string ModelRepository::PathOf(const std::string& name) const {
+  return absl::StrCat(options_.folder, "/", name);
+}
+
+absl::StatusOr<std::vector<std::string>> ModelRepository::Folders() const {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (auto entry = std::filesystem::directory_iterator(options_.folder, error);
+       !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    std::string name = entry->path().filename().string();
+    if (name[0] != '.' && entry->is_directory()) names.push_back(std::move(name));
+  }
+  if (error) return Invalid("--model_repository can't be read: ", error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// A name from a caller must not lead out of the repository.
+absl::Status ModelRepository::CheckName(absl::string_view name) const {
+  const bool is_plain = std::all_of(name.begin(), name.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
+  });
+  if (!is_plain || name.empty() || name[0] == '.' || name.size() > kMaxNameBytes) {
+    return Invalid("model '", name.substr(0, kMaxNameBytes), "': a name consists of 1 to ",
+                   kMaxNameBytes,
+                   " letters, digits, '_', '-' and '.', which it may not begin with");
+  }
+  if (std::find(options_.built_in.begin(), options_.built_in.end(), name) ==
+      options_.built_in.end()) {
+    return absl::OkStatus();
+  }
+  return Invalid("model '", name, "' is built in; it can't be loaded or unloaded");
+}
+
+absl::StatusOr<std::shared_ptr<const ServedLayer>> ModelRepository::Make(
+    const std::string& name) const {
+  const absl::StatusOr<LayerFiles> files = ReadLayerFiles(PathOf(name));
+  if (!files.ok()) return files.status();
+  const absl::StatusOr<int64_t> bytes = LayerBytes(files->config, files->weights);
+  if (!bytes.ok()) return bytes.status();
+  absl::StatusOr<AdmissionGate::LongReservation> memory = gate_.ReserveForLong(*bytes);
+  if (!memory.ok()) return memory.status();
+  absl::StatusOr<std::shared_ptr<const Layer>> layer = Pack(*files, options_.threads);
+  if (!layer.ok()) return layer.status();
+  auto charged = std::make_shared<ChargedLayer>();
+  charged->memory = *std::move(memory);
+  charged->layer = *std::move(layer);
+  const Layer* const packed = charged->layer.get();
+  return std::make_shared<const ServedLayer>(
+      ServedLayer{std::make_shared<const std::string>(name), {std::move(charged), packed}});
+}
+
+absl::Status ModelRepository::Load(const std::string& name) {
+  if (absl::Status status = CheckName(name); !status.ok()) return status;
+  MutexLock loading(loading_);
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(models_, [&](const auto& model) {
+      return model.second == nullptr && !std::filesystem::exists(PathOf(model.first));
+    });
+    if (models_.size() >= kMaxModels && !models_.contains(name)) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "model '", name, "': the repository has ", models_.size(), " models, the most allowed"));
+    }
+  }
+  const SteadyClock clock;
+  const Instant begin = clock.Now();
+  absl::StatusOr<std::shared_ptr<const ServedLayer>> made = Make(name);
+  if (!made.ok()) {
+    return absl::Status(made.status().code(),
+                        absl::StrCat("model '", name, "': ", made.status().message()));
+  }
+  Log(LogLevel::kInfo, "model loaded",
+      {{"model", name},
+       {"bytes", (*made)->layer->bytes()},
+       {"ms", Milliseconds(clock.Now() - begin)}});
+  MutexLock lock(mutex_);
+  models_[name].swap(*made);  // the replaced layer is released outside of the lock
+  return absl::OkStatus();
+}
+
+absl::Status ModelRepository::Unload(const std::string& name) {
+  if (absl::Status status = CheckName(name); !status.ok()) return status;
+  MutexLock loading(loading_);
+  std::shared_ptr<const ServedLayer> unloaded;
+  {
+    MutexLock lock(mutex_);
+    const auto model = models_.find(name);
+    if (model == models_.end()) {
+      return absl::NotFoundError(absl::StrCat("unknown model '", name, "'"));
+    }
+    model->second.swap(unloaded);
+  }
+  if (unloaded != nullptr) Log(LogLevel::kInfo, "model unloaded", {{"model", name}});
+  return absl::OkStatus();
+}
+
+absl::Status ModelRepository::LoadAll(absl::FunctionRef<bool()> stop_requested) {
+  const absl::StatusOr<std::vector<std::string>> names = Folders();
+  if (!names.ok()) return names.status();
+  for (const std::string& name : *names) {
+    if (stop_requested()) return absl::CancelledError("stopped while models were loaded");
+    if (absl::Status status = Load(name); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const ServedLayer> ModelRepository::Find(absl::string_view name) const {
+  MutexLock lock(mutex_);
+  const auto model = models_.find(name);
+  return model == models_.end() ? nullptr : model->second;
+}
+
+std::vector<std::shared_ptr<const ServedLayer>> ModelRepository::loaded() const {
+  std::vector<std::shared_ptr<const ServedLayer>> loaded;
+  MutexLock lock(mutex_);
+  for (const auto& [name, layer] : models_) {
+    if (layer != nullptr) loaded.push_back(layer);
+  }
+  return loaded;
+}
+
+std::vector<ModelRepository::Entry> ModelRepository::Describe() const {
+  std::vector<Entry> entries;
+  MutexLock lock(mutex_);
+  for (const auto& [name, layer] : models_) {
+    entries.push_back({name, layer != nullptr, layer != nullptr ? "" : "unloaded"});
+  }
+  return entries;
+}
+
+}  // namespace rapt

@@ -1,0 +1,90 @@
+// The layers of --model_repository: a model for each folder with config.json and model.safetensors.
+#ifndef RAPT_SERVER_MODELS_MODEL_REPOSITORY_H_
+#define RAPT_SERVER_MODELS_MODEL_REPOSITORY_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "attention/layer/layer.h"
+#include "base/mutex.h"
+#include "server/admission/gate.h"
+
+namespace rapt {
+
+// A layer that is served. Its weights stay, and stay charged to the budget, until the last call
+// that holds it has ended.
+struct ServedLayer {
+  std::shared_ptr<const std::string> name;  // of the model
+  std::shared_ptr<const Layer> layer;       // together with its memory
+};
+
+// Thread-safe. Loading and unloading wait for each other and may take seconds; the other functions
+// do not wait for them.
+class ModelRepository {
+ public:
+  static constexpr size_t kMaxModels = 1000;
+  static constexpr size_t kMaxNameBytes = 128;
+
+  struct Options {
+    std::string folder;
+    std::vector<std::string> built_in;  // names that no folder may have
+    int threads = 1;                    // that pack weights
+  };
+
+  // A model that is served, or was, or could not be loaded again.
+  struct Entry {
+    std::string name;
+    bool is_loaded;
+    std::string reason;  // why it is not
+  };
+
+  // REQUIRES: `gate` outlives this and its layers.
+  ModelRepository(Options options, AdmissionGate& gate)
+      : options_(std::move(options)), gate_(gate) {}
+
+  // Loads every folder of the repository, apart from hidden ones. Returns the first error, with the
+  // model's name; Cancelled as soon as `stop_requested` returns true.
+  absl::Status LoadAll(absl::FunctionRef<bool()> stop_requested);
+
+  // Reads the model's folder again and replaces the layer, which calls in flight still use. After
+  // an error the model is what it was before. Returns InvalidArgument for a name that no folder may
+  // have and for files that make no layer, NotFound without files, ResourceExhausted, with needed
+  // and allowed bytes, if the budget has no room for the weights beside all others.
+  absl::Status Load(const std::string& name);
+
+  // Ends the service of a model; its memory is free once its last call has ended. NotFound for an
+  // unknown model.
+  absl::Status Unload(const std::string& name);
+
+  // Returns null unless the model is loaded.
+  std::shared_ptr<const ServedLayer> Find(absl::string_view name) const;
+  // Returns the models that are loaded, by name.
+  std::vector<std::shared_ptr<const ServedLayer>> loaded() const;
+  // Returns these, and those that were unloaded and whose folder exists.
+  std::vector<Entry> Describe() const;
+
+ private:
+  using Models = std::map<std::string, std::shared_ptr<const ServedLayer>, std::less<>>;
+
+  absl::StatusOr<std::vector<std::string>> Folders() const;
+  absl::Status CheckName(absl::string_view name) const;
+  absl::StatusOr<std::shared_ptr<const ServedLayer>> Make(const std::string& name) const;
+  std::string PathOf(const std::string& name) const;
+
+  const Options options_;
+  AdmissionGate& gate_;
+  Mutex loading_;  // held while a model is loaded or unloaded
+  mutable Mutex mutex_;
+  Models models_ ABSL_GUARDED_BY(mutex_);  // null: unloaded
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_MODELS_MODEL_REPOSITORY_H_
