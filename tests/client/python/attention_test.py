@@ -310,9 +310,17 @@ def test_a_head_size_of_0_is_an_error():
         rapt.attention(empty, empty, empty)
 
 
-@pytest.mark.parametrize("function", (rapt.attention, rapt.attend, rapt.attend_backward))
-def test_signatures_list_the_options(function):
-    assert rapt.Options.__annotations__.keys() < inspect.signature(function).parameters.keys()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, rapt.Options) for name in ("attention", "attend", "attend_backward")]
+    + [("linear_attention", rapt.LinearOptions), ("lsh_attention", rapt.LshOptions)],
+)
+def test_signatures_list_the_options(name, options):
+    functions = [getattr(side, name) for side in (rapt, rapt.Client, rapt.AsyncClient) if hasattr(side, name)]
+    assert len(functions) == (1 if name == "attention" else 3)
+    for function in functions:
+        parameters = inspect.signature(function).parameters
+        assert options.__annotations__.keys() < parameters.keys() and "ForwardRef" not in str(parameters["scale"])
 
 
 def test_every_option_may_be_none():

@@ -143,3 +143,8 @@ def test_numbers_that_are_equal_or_not_finite():
 def test_errors_name_the_argument(weights, options, message):
     with pytest.raises(ValueError, match=message):
         rapt.plot(weights, **options)
+
+
+def test_a_figure_says_what_it_shows_where_there_is_no_notebook():
+    figure = rapt.plot(np.zeros((1, 2, 3, 4), np.float32))
+    assert repr(figure) == "<heat maps of 2 heads, 3 queries x 4 keys; a notebook shows it, save() writes a page>"
