@@ -1,0 +1,78 @@
+"""The examples of client/examples/python, in process and with attention at a server: what they learn and what they write."""
+
+import json
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rapt_server import RaptServer
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "client/examples/python"
+
+
+@pytest.fixture(scope="module", params=("in process", "at a server"))
+def where(request):
+    """The arguments that say where attention is computed."""
+    if request.param == "in process":
+        yield ()
+    else:
+        with RaptServer() as server:
+            yield "--server", f"http://{server.http_address}"
+
+
+def run(name, output, where):
+    command = [sys.executable, "-B", EXAMPLES / f"{name}.py", output, *where]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    tensors, end = {}, 0
+    for name, entry in json.loads(data[8 : 8 + size]).items():
+        begin, end_of_this = entry["data_offsets"]
+        assert entry["dtype"] == "F32" and begin == end
+        end = end_of_this
+        tensors[name] = np.frombuffer(data[8 + size + begin : 8 + size + end], "<f4").reshape(entry["shape"])
+    assert 8 + size + end == len(data) and size % 8 == 0
+    return tensors
+
+
+def test_a_layer_learns_what_it_means(tmp_path, where):
+    text = run("sentence", tmp_path, where)
+    assert float(re.search(r"right: ([\d.]+)%", text)[1]) >= 98
+    assert "it was too tired: it is the animal" in text and "it was too wide: it is the street" in text
+    weights = np.load(tmp_path / "weights.npy")
+    assert weights.shape == (4, 12, 12)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    page = (tmp_path / "sentence.html").read_text()
+    assert page.count("<img ") == 4 and page.count("<span ") == 4 * 12 and "script" not in page and 'src="http' not in page
+    tensors = read_safetensors(tmp_path / "layer/model.safetensors")
+    assert {name: x.shape for name, x in tensors.items()} == {"in_proj_weight": (96, 32), "out_proj.weight": (32, 32)}
+    assert json.loads((tmp_path / "layer/config.json").read_text())["num_attention_heads"] == 4
+
+
+def test_a_decoder_aligns_with_the_input_it_reverses(tmp_path, where):
+    text = run("reverse", tmp_path, where)
+    shares = dict(re.findall(r"^(\w+) +([\d.]+)% of digits are right", text, re.MULTILINE))
+    assert list(shares) == ["dot", "luong", "additive"] and all(float(share) >= 95 for share in shares.values())
+    with np.load(tmp_path / "alignment.npz") as alignment:
+        assert sorted(alignment) == sorted(shares)
+        for weights in alignment.values():
+            # Or at the next input, whose state knows the digit as well.
+            assert np.abs(weights.argmax(-1) - np.arange(8)[::-1]).max() <= 1
+
+
+def test_a_bias_by_distance_extrapolates(tmp_path, where):
+    run("extrapolate", tmp_path, where)
+    sinusoidal, relative = np.load(tmp_path / "accuracy.npy").T
+    assert sinusoidal[0] >= 0.98 and relative[0] >= 0.98  # at the length of the training
+    assert sinusoidal[3] <= 0.8 and relative[3] >= 0.95  # at three times as much
+    with np.load(tmp_path / "weights.npz") as weights:
+        rows = weights["relative"]
+    assert (rows.argmax(-1) == np.arange(72, 96) - 5).mean() >= 0.9
