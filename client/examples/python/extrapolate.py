@@ -6,9 +6,10 @@ A causal layer with one head has to tell the symbol that was DISTANCE positions 
 
     sinusoidal    by position vectors that are added to the embeddings (Vaswani et al. 2017)
     relative      by relative_bias, a trained number for each distance that is added to the scores; from CLIP on they share one
+    window        the trained layer of the line above, with keys beyond that distance hidden
 
-Both learn it at length 32. Writes accuracy.npy, the share of right answers at lengths 32 to 512, and weights.npz, the last
-rows of weights at length 96.
+Both layers are trained at length 32. Writes accuracy.npy, the share of right answers at lengths 32 to 512, and weights.npz, the
+last rows of weights at length 96.
 """
 
 import training  # before NumPy
@@ -49,7 +50,6 @@ class Model:
 
 
 def train(compute, kind):
-    """Returns the share of right answers at each length, and the last rows of weights at length SHOWN."""
     model, random = Model(compute, kind), np.random.default_rng(2)
     for step in range(STEPS + 1):
         symbols = random.integers(SYMBOLS, size=(BATCH, TRAINED))
@@ -58,22 +58,31 @@ def train(compute, kind):
             print(f"{kind:10} step {step:3}: loss {loss:.3f}")
         model.backward(d_logits)
         model.parameters.update(RATE)
-    shares = []
+    return model
+
+
+def shares_of(model):
+    """The share of right answers at each length."""
+    random, shares = np.random.default_rng(3), []
     for length in LENGTHS:
         symbols = random.integers(SYMBOLS, size=(8, length))
         shares.append(float((model.forward(symbols)[0].argmax(-1) == symbols[:, :-DISTANCE]).mean()))
-    weights = model.forward(random.integers(SYMBOLS, size=(1, SHOWN)), scores="weights")[1]
-    return shares, weights[0, 0, -ROWS:]
+    return shares
 
 
 def main(compute, output):
-    results = {kind: train(compute, kind) for kind in KINDS}
+    models = {kind: train(compute, kind) for kind in KINDS}
+    shares = {kind: shares_of(model) for kind, model in models.items()}
+    symbols = np.random.default_rng(4).integers(SYMBOLS, size=(1, SHOWN))
+    rows = {kind: model.forward(symbols, scores="weights")[1][0, 0, -ROWS:] for kind, model in models.items()}
+    models["relative"].layer.options["window"] = (CLIP, 0)
+    shares["window"] = shares_of(models["relative"])
+
     print(f"{'length':10} {' '.join(f'{length:6}' for length in LENGTHS)}")
-    for kind, (shares, _) in results.items():
-        print(f"{kind:10} {' '.join(f'{share:6.1%}' for share in shares)}")
-    np.save(output / "accuracy.npy", np.array([shares for shares, _ in results.values()], np.float32).T)
-    np.savez(output / "weights.npz", **{kind: weights for kind, (_, weights) in results.items()})
-    return {kind: shares for kind, (shares, _) in results.items()}
+    for kind, of_kind in shares.items():
+        print(f"{kind:10} {' '.join(f'{share:6.1%}' for share in of_kind)}")
+    np.save(output / "accuracy.npy", np.array(list(shares.values()), np.float32).T)
+    np.savez(output / "weights.npz", **rows)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,6 @@ def main(compute, output):
     for score, (right, weights) in results.items():
         print(f"{score:8} {right:.1%} of digits are right; steps look at inputs {weights.argmax(-1).tolist()}")
     np.savez(output / "alignment.npz", **{score: weights for score, (_, weights) in results.items()})
-    return {score: right for score, (right, _) in results.items()}
 
 
 if __name__ == "__main__":

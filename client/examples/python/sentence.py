@@ -109,7 +109,6 @@ def main(compute, output):
         if why == "tired":
             np.save(output / "weights.npy", weights[0])
             (output / "sentence.html").write_text(page(words, weights[0], answer))
-    return right
 
 
 if __name__ == "__main__":

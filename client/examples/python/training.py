@@ -44,10 +44,11 @@ class Parameters(dict):
 
 
 class SelfAttention:
-    """A layer without biases, with the parameters of torch.nn.MultiheadAttention. `options` are those of rapt.attend."""
+    """A layer without biases, with the parameters of torch.nn.MultiheadAttention. `options` are those of rapt.attend; a text is
+    the name of a parameter."""
 
     def __init__(self, compute, parameters, heads, width, **options):
-        self._compute, self._parameters, self._heads, self._options = compute, parameters, heads, options
+        self._compute, self._parameters, self._heads, self.options = compute, parameters, heads, options
         parameters.add("in_proj_weight", 3 * width, width)
         parameters.add("out_proj.weight", width, width)
 
@@ -59,7 +60,7 @@ class SelfAttention:
         parts = projected.reshape(batch, length, 3, self._heads, width // self._heads)
         self._q, self._k, self._v = (parts[:, :, n] for n in range(3))  # views: rapt reads them where they are
         options = {name: self._parameters.get(value, value) if isinstance(value, str) else value
-                   for name, value in self._options.items()}
+                   for name, value in self.options.items()}
         self._given = {"layout": "BSHD", **options}
         self._result = self._compute.attend(self._q, self._k, self._v, lse=True, scores=scores, **self._given)
         self._rows = self._result.y.reshape(batch, length, width)
@@ -70,13 +71,13 @@ class SelfAttention:
         x, gradients = self._x, self._parameters.gradients
         gradients["out_proj.weight"] += np.einsum("bse,bsf->ef", dy, self._rows)
         d_rows = (dy @ self._parameters["out_proj.weight"]).reshape(self._result.y.shape)
-        trained = [name for name, value in self._options.items() if isinstance(value, str) and value in gradients]
+        trained = [name for name, value in self.options.items() if isinstance(value, str) and value in gradients]
         got = self._compute.attend_backward(
             self._q, self._k, self._v, d_rows, y=self._result.y, lse=self._result.lse,
             gradients=["dq", "dk", "dv", *(f"d_{name}" for name in trained)], **self._given,
         )  # fmt: skip
         for name in trained:
-            gradients[self._options[name]] += got[f"d_{name}"]
+            gradients[self.options[name]] += got[f"d_{name}"]
         projected = np.stack([got["dq"], got["dk"], got["dv"]], 2).reshape(*x.shape[:2], -1)
         gradients["in_proj_weight"] += np.einsum("bsf,bse->fe", projected, x)
         return projected @ self._parameters["in_proj_weight"]
@@ -112,13 +113,14 @@ def save_model(folder, config, tensors):
 
 
 def run(main, description):
-    """Parses the arguments that all examples take, and calls main(compute, output, steps)."""
+    """Parses the arguments that all examples take, and calls main(compute, output)."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=pathlib.Path, help="the folder for weights and pictures")
     parser.add_argument("--server", help="http://HOST:PORT: attention is computed there, not in the process")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.server is None:
-        return main(rapt, arguments.output)
+        main(rapt, arguments.output)
+        return
     with rapt.Client(arguments.server) as client:
-        return main(client, arguments.output)
+        main(client, arguments.output)
