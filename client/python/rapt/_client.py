@@ -263,7 +263,7 @@ class Client:
         parameters: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> dict[str, A]:
-        """Calls a model of the Open Inference Protocol, such as "rotary_embedding", by the names that its metadata
+        """Calls a model of the Open Inference Protocol, such as "rotary_embedding" or a layer, by the names that its metadata
         lists. Returns the outputs of these names, by default those that the server chooses, of the kind of the first
         input.
 

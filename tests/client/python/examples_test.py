@@ -1,18 +1,17 @@
-"""The examples of client/examples/python, in process and with attention at a server: what they learn and what they write."""
+"""The examples of client/examples, in process and with attention at a server: what they learn and what they write."""
 
-import json
 import os
 import pathlib
 import re
-import struct
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import rapt
 from rapt_server import RaptServer
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "client/examples/python"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "client/examples"
 
 
 @pytest.fixture(scope="module", params=("in process", "at a server"))
@@ -30,19 +29,6 @@ def run(name, output, where):
     return subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout
 
 
-def read_safetensors(path):
-    data = path.read_bytes()
-    size = struct.unpack("<Q", data[:8])[0]
-    tensors, end = {}, 0
-    for name, entry in json.loads(data[8 : 8 + size]).items():
-        begin, end_of_this = entry["data_offsets"]
-        assert entry["dtype"] == "F32" and begin == end
-        end = end_of_this
-        tensors[name] = np.frombuffer(data[8 + size + begin : 8 + size + end], "<f4").reshape(entry["shape"])
-    assert 8 + size + end == len(data) and size % 8 == 0
-    return tensors
-
-
 def test_a_layer_learns_what_it_means(tmp_path, where):
     text = run("sentence", tmp_path, where)
     assert float(re.search(r"right: ([\d.]+)%", text)[1]) >= 98
@@ -52,9 +38,22 @@ def test_a_layer_learns_what_it_means(tmp_path, where):
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     page = (tmp_path / "sentence.html").read_text()
     assert page.count("<img ") == 4 and page.count("<span ") == 4 * 12 and "script" not in page and 'src="http' not in page
-    tensors = read_safetensors(tmp_path / "layer/model.safetensors")
-    assert {name: x.shape for name, x in tensors.items()} == {"in_proj_weight": (96, 32), "out_proj.weight": (32, 32)}
-    assert json.loads((tmp_path / "layer/config.json").read_text())["num_attention_heads"] == 4
+    assert (tmp_path / "layer/config.json").exists() and (tmp_path / "layer/model.safetensors").exists()
+
+
+def test_a_server_computes_the_trained_layer(tmp_path):
+    run("sentence", tmp_path, ())
+    x = np.random.default_rng(1).standard_normal((1, 7, 32), np.float32)
+    with RaptServer(f"--model_repository={tmp_path}") as server, rapt.Client(f"http://{server.http_address}") as client:
+        outputs = client.infer("layer", {"query": x}, ["Y", "weights"])
+    header, _, data = (tmp_path / "layer/model.safetensors").read_bytes().partition(b"}}")
+    assert header.index(b"in_proj_weight") < header.index(b"out_proj.weight")
+    inner, outer = np.split(np.frombuffer(data, np.float32).reshape(128, 32), [96])
+    q, k, v = (x @ w.T for w in np.split(inner, 3))
+    heads = [part.reshape(1, 7, 4, 8).swapaxes(1, 2) for part in (q, k, v)]
+    want = rapt.attend(*heads, scores="weights")
+    np.testing.assert_allclose(outputs["weights"], want.scores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(outputs["Y"], want.y.swapaxes(1, 2).reshape(1, 7, 32) @ outer.T, rtol=1e-4, atol=1e-4)
 
 
 def test_a_decoder_aligns_with_the_input_it_reverses(tmp_path, where):
@@ -72,7 +71,7 @@ def test_a_bias_by_distance_extrapolates(tmp_path, where):
     run("extrapolate", tmp_path, where)
     sinusoidal, relative, window = np.load(tmp_path / "accuracy.npy").T
     assert sinusoidal[0] >= 0.98 and relative[0] >= 0.98  # at the length of the training
-    assert sinusoidal[3] <= 0.8 and relative[3] >= 0.95  # at three times as much
+    assert sinusoidal[3] <= 0.8 and relative[3] >= 0.9  # at three times as much
     assert relative[-1] <= 0.9 and window.min() >= 0.98  # far keys add up, unless a window hides them
     with np.load(tmp_path / "weights.npz") as weights:
         rows = weights["relative"]

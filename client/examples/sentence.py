@@ -1,6 +1,6 @@
 """Which words does "it" mean? A layer of self-attention learns it from sentences, and shows where each head looks.
 
-    python3 client/examples/python/sentence.py build/sentence
+    python3 client/examples/sentence.py build/sentence
 
 "the dog did not cross the river because it was too tired": tired is the dog. "... too wide": wide is the river. The model has
 one layer of four heads:
@@ -16,6 +16,7 @@ maps of the heads, the words that each head looks at most, and the sentence with
 import html
 
 import training  # before NumPy
+import make_layers
 import numpy as np
 import rapt
 
@@ -98,7 +99,7 @@ def main(compute, output):
 
     config = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "rapt": {"naming": "torch"}}
     names = ("in_proj_weight", "out_proj.weight")
-    training.save_model(output / "layer", config, {name: model.parameters[name] for name in names})
+    make_layers.write_layer(output / "layer", config, {name: model.parameters[name] for name in names})
     for why in ("tired", "wide"):
         words = FRAME.format(animal="animal", place="street", why=why).split()
         logits, weights = model.forward(np.array([[NUMBERS[word] for word in words]]), scores="weights")

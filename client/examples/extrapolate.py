@@ -1,6 +1,6 @@
 """Trained on short sequences, asked about long ones: sinusoidal positions against a bias by distance.
 
-    python3 client/examples/python/extrapolate.py build/extrapolate
+    python3 client/examples/extrapolate.py build/extrapolate
 
 A causal layer with one head has to tell the symbol that was DISTANCE positions before each one. It knows where symbols are
 

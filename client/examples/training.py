@@ -1,13 +1,11 @@
-"""What the examples share: parameters that Adam trains, a layer of attention, a loss, and files of weights.
+"""What the examples share: parameters that Adam trains, a layer of attention, and a loss.
 
 Attention and its gradients are rapt's, in process or at a server: `rapt` and `rapt.Client` have the same functions.
 """
 
 import argparse
-import json
 import os
 import pathlib
-import struct
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's products are small here; its threads would only spin
 
@@ -96,20 +94,6 @@ def sinusoids(length, width):
     """The encoding of Vaswani et al. 2017, [length, width]."""
     angles = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
     return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width).astype(np.float32)
-
-
-def save_model(folder, config, tensors):
-    """config.json and model.safetensors, as Hugging Face's tools and rapt read them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    header, data = {}, b""
-    for name, x in tensors.items():
-        end = len(data) + x.nbytes
-        header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [len(data), end]}
-        data += np.ascontiguousarray(x, "<f4").tobytes()
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the data is aligned
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def run(main, description):

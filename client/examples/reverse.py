@@ -1,6 +1,6 @@
 """Reverses sequences with an LSTM encoder, an LSTM decoder and attention between them, by three scores.
 
-    python3 client/examples/python/reverse.py build/reverse
+    python3 client/examples/reverse.py build/reverse
 
 For decoder states s and encoder states h, a score is
 
