@@ -31,6 +31,8 @@ async def call(asynchronous: rapt.AsyncClient) -> None:
     cache = await asynchronous.create_cache(rapt.LayerShape(1, 8))
     reveal_type(await cache.info())
     await asynchronous.attend(x, x, x, casual=True)
+    reveal_type((await asynchronous.linear_attention(x, x, x, query_heads=1, kv_heads=1)).output)
+    await asynchronous.linear_attention(x, x, x, query_heads=1)
 """
 
 
@@ -49,7 +51,7 @@ def test_callers_see_types(tmp_path, monkeypatch):
     caller = tmp_path / "caller.py"
     caller.write_text(CALLER)
     lines = [line for line in mypy(caller).splitlines()[:-1] if "error:" in line or "Revealed" in line]
-    assert len(lines) == 12, lines
+    assert len(lines) == 14, lines
     assert 'Revealed type is "numpy.ndarray[' in lines[0] and 'Revealed type is "numpy.ndarray[' in lines[1]
     assert 'Unexpected keyword argument "casual" for "attention"' in lines[2]
     assert 'Argument "scores" to "attend" has incompatible type' in lines[3]
@@ -59,3 +61,4 @@ def test_callers_see_types(tmp_path, monkeypatch):
     assert 'Argument 2 to "create_cache" of "Client" has incompatible type' in lines[8]
     assert "numpy.ndarray[" in lines[9] and '"rapt._reports.CacheInfo"' in lines[10]
     assert 'Unexpected keyword argument "casual"' in lines[11]
+    assert "numpy.ndarray[" in lines[12] and 'Missing named argument "kv_heads"' in lines[13]
