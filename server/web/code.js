@@ -33,7 +33,7 @@ export const isLong = (call) => Object.values(call.inputs).reduce((sum, t) => su
 // --- Python --------------------------------------------------------------------------------------
 
 const NUMPY = {FP32: 'np.float32', FP16: 'np.float16', FP64: 'np.float64', BF16: 'ml_dtypes.bfloat16', BOOL: 'bool'};
-const PYTHON_NAMES = {Q: 'q', K: 'k', V: 'v', attn_mask: 'mask', head_sink: 'head_sink', block_mask: 'block_mask'};
+const NAMES = {Q: 'q', K: 'k', V: 'v', attn_mask: 'mask', head_sink: 'head_sink', block_mask: 'block_mask'};
 
 function pythonArray(target, t) {
   const write = t.datatype === 'BOOL' ? (x) => (x ? 'True' : 'False') : (x) => decimals(x).replace('Infinity', 'np.inf').replace('NaN', 'np.nan');
@@ -44,7 +44,7 @@ function pythonArray(target, t) {
 function pythonOptions({inputs, parameters: p, isBottomRight}) {
   const options = [];
   const add = (name, value) => options.push(`${name}=${value}`);
-  for (const name of Object.keys(inputs).slice(3)) add(PYTHON_NAMES[name], PYTHON_NAMES[name]);
+  for (const name of Object.keys(inputs).slice(3)) add(NAMES[name], NAMES[name]);
   if (p.is_causal) add('causal', 'True');
   if ('left_window_size' in p || 'right_window_size' in p) add('window', `(${p.left_window_size ?? 'None'}, ${p.right_window_size ?? 'None'})`);
   if (isBottomRight) add('alignment', '"bottom_right"');
@@ -63,13 +63,13 @@ export function pythonOf(call) {
   if (isLong(call)) {
     lines.push('# Save the arrays with the button “Inputs”.');
     for (const [name, t] of Object.entries(inputs)) {
-      lines.push(`${PYTHON_NAMES[name]} = np.load("${PYTHON_NAMES[name]}.npy")${t.datatype === 'BF16' ? '.astype(ml_dtypes.bfloat16)' : ''}`);
+      lines.push(`${NAMES[name]} = np.load("${NAMES[name]}.npy")${t.datatype === 'BF16' ? '.astype(ml_dtypes.bfloat16)' : ''}`);
     }
   } else {
     const isSelf = same(inputs.K, inputs.V);
     for (const [name, t] of Object.entries(inputs)) {
       if (name === 'V' && isSelf) continue;
-      lines.push(pythonArray(name === 'K' && isSelf ? 'k = v' : PYTHON_NAMES[name], t));
+      lines.push(pythonArray(name === 'K' && isSelf ? 'k = v' : NAMES[name], t));
     }
   }
   lines.push('', `with rapt.Client("${serverUrl}") as client:`,
@@ -80,11 +80,11 @@ export function pythonOf(call) {
 
 // --- C++ -----------------------------------------------------------------------------------------
 
-const CPP_NAMES = {...PYTHON_NAMES};
 const NORMALIZERS = {sparsemax: 'kSparsemax', entmax15: 'kEntmax15', entmax: 'kEntmax'};
 
+/** In the order of the struct's members. */
 function cppFields({inputs, parameters: p, isBottomRight}) {
-  const fields = Object.keys(inputs).map((name) => `.${CPP_NAMES[name]} = ${CPP_NAMES[name]}_view`);
+  const fields = Object.keys(NAMES).filter((name) => name in inputs).map((name) => `.${NAMES[name]} = ${NAMES[name]}_view`);
   if (p.scale !== undefined) fields.push(`.scale = ${p.scale}`);
   if (p.softcap) fields.push(`.softcap = ${p.softcap}`);
   if (p.is_causal) fields.push('.causal = true');
@@ -104,7 +104,7 @@ export function cppOf(call) {
   const arrays = Object.entries(call.inputs).map(([name, t]) => {
     const type = t.datatype === 'BOOL' ? 'bool' : 'float';
     const numbers = Array.from(t.values, (x) => (type === 'bool' ? (x ? 'true' : 'false') : decimals(x))).join(', ');
-    const variable = CPP_NAMES[name];
+    const variable = NAMES[name];
     return `  const ${type} ${variable}[] = {${numbers}};\n  const auto ${variable}_view = rapt::client::View<${type}>({${t.shape.join(', ')}}, ${variable});`;
   });
   return `#include <cstdio>

@@ -20,6 +20,8 @@ export class HeatMap extends HTMLElement {
   #row = 0;
   #column = 0;
   #isTable = false;
+  #name = '';
+  #verb = '';
   paints = false;
 
   constructor() {
@@ -62,29 +64,33 @@ export class HeatMap extends HTMLElement {
   show(matrix, {name, verb = 'attends to', isTable = false}) {
     this.#matrix = matrix;
     this.#isTable = isTable;
-    this.verb = verb;
+    this.#verb = verb;
+    this.#name = name;
     this.#grid.setAttribute('aria-label', name);
     this.#table.setAttribute('aria-label', `${name}, as a table`);
     this.#row = Math.min(this.#row, matrix.rows - 1);
     this.#column = Math.min(this.#column, matrix.columns - 1);
     this.#plot.hidden = isTable;
     this.#table.hidden = !isTable;
-    if (isTable) this.#showTable(name);
+    if (isTable) this.#showTable();
     else this.#fit(true);
     this.#say(this.#row, this.#column);
   }
 
   /** Marks the row of a query. */
   mark(row) {
-    this.#row = Math.min(row, (this.#matrix?.rows ?? 1) - 1);
+    if (!this.#matrix || row === this.#row) return;
+    this.#setCurrent(row, this.#column);
+    this.#say(this.#row, this.#column);
     this.#placeMarker();
+    if (this.#isTable) this.#showTable();
   }
 
   #textOf(row, column) {
     const {columns, values, hidden, rowLabels, columnLabels} = this.#matrix;
     const at = row * columns + column;
     const isHidden = hidden?.[at] ? 'masked, ' : '';
-    return `${rowLabels[row]} ${this.verb} ${columnLabels[column]}: ${isHidden}${show(values[at], DECIMALS)}`;
+    return `${rowLabels[row]} ${this.#verb} ${columnLabels[column]}: ${isHidden}${show(values[at], DECIMALS)}`;
   }
 
   #say(row, column) {
@@ -168,11 +174,11 @@ export class HeatMap extends HTMLElement {
     this.#marker.style.height = `${this.#cell}px`;
   }
 
-  #showTable(name) {
+  #showTable() {
     const {rows, columns, values, hidden, rowLabels, columnLabels} = this.#matrix;
     const isWhole = rows * columns <= 4 * MOST_CELLS;
     const shown = isWhole ? rowLabels.map((_, row) => row) : [this.#row];
-    this.#table.replaceChildren(table(isWhole ? name : `${name}: the chosen row of ${rows}`, ['', ...columnLabels], shown.map((row) =>
+    this.#table.replaceChildren(table(isWhole ? this.#name : `${this.#name}: the chosen row of ${rows}`, ['', ...columnLabels], shown.map((row) =>
       [rowLabels[row], ...columnLabels.map((_, column) => {
         const at = row * columns + column;
         return hidden?.[at] ? `masked ${show(values[at])}` : show(values[at], DECIMALS);
@@ -186,21 +192,27 @@ export class HeatMap extends HTMLElement {
     return this.#grid.children[row]?.children[column];
   }
 
-  #move(row, column) {
+  /** Makes a cell the one that Tab reaches. Returns it, if the grid is shown. */
+  #setCurrent(row, column) {
     const {rows, columns} = this.#matrix;
-    this.#cellAt(this.#row, this.#column).tabIndex = -1;
+    const before = this.#cellAt(this.#row, this.#column);
     this.#row = Math.min(Math.max(row, 0), rows - 1);
     this.#column = Math.min(Math.max(column, 0), columns - 1);
-    const cell = this.#cellAt(this.#row, this.#column);
-    if (!this.#grid.classList.contains('whole')) {
-      const moved = this.#makeCell(this.#row, this.#column);
-      cell.parentElement.setAttribute('aria-rowindex', this.#row + 1);
-      cell.replaceWith(moved);
-      moved.focus();
-      return;
+    if (!before) return null;
+    const isWhole = this.#grid.classList.contains('whole');
+    const cell = isWhole ? this.#cellAt(this.#row, this.#column) : this.#makeCell(this.#row, this.#column);
+    if (isWhole) {
+      before.tabIndex = -1;
+      cell.tabIndex = 0;
+    } else {
+      before.parentElement.setAttribute('aria-rowindex', this.#row + 1);
+      before.replaceWith(cell);
     }
-    cell.tabIndex = 0;
-    cell.focus();
+    return cell;
+  }
+
+  #move(row, column) {
+    this.#setCurrent(row, column)?.focus();
   }
 
   #onKey(event) {
@@ -245,8 +257,8 @@ export class HeatMap extends HTMLElement {
   }
 
   #choose(cell) {
-    this.#row = Number(cell.parentElement.getAttribute('aria-rowindex')) - 1;
-    this.#column = Number(cell.getAttribute('aria-colindex')) - 1;
+    const row = Number(cell.parentElement.getAttribute('aria-rowindex')) - 1, column = Number(cell.getAttribute('aria-colindex')) - 1;
+    if (row !== this.#row || column !== this.#column) this.#setCurrent(row, column);
     this.#say(this.#row, this.#column);
     this.#placeMarker();
     this.#emit('choose', this.#row, this.#column);

@@ -59,7 +59,10 @@ async function refresh() {
   map.setAttribute('aria-busy', 'true');
   try {
     const source = sourceOf();
-    if (!source) return say('');
+    if (!source) {
+      $('#note').textContent = '';
+      return say('');
+    }
     const result = await compute(source, signal);
     if (signal.aborted) return;
     shown = {source, ...result};
@@ -286,7 +289,7 @@ const SAVERS = {
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
-    say('Copied.');
+    say('Copied. The view Code tells what it needs.');
   } catch {
     change({view: 'code'}, false);
     await showView();

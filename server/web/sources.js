@@ -28,6 +28,9 @@ const LOOKS_FOR = [
   [0, 5, 3, 1, 0, 3], [1, 5, 0, 0, 0, 3], [2, 2, 2, 6, 3, 1],
 ];
 
+/** What a note adds if words are numbered. */
+const repeats = (labels) => (labels.some((label) => /[₀-₉]$/.test(label)) ? ' Words that occur twice are numbered.' : '');
+
 /** Numbers words that occur several times: the₁, the₂. */
 function labelsOf(words) {
   const total = new Map(), seen = new Map();
@@ -111,17 +114,17 @@ export function sourceOfLayer(sentence, layer) {
 /** @returns {Source} */
 export function sourceOfSentence(sentence, heads, kvHeads) {
   const words = wordsOf(sentence);
-  const labels = {queryLabels: labelsOf(words), keyLabels: labelsOf(words)};
+  const labels = labelsOf(words), common = {queryLabels: labels, keyLabels: labels};
   if (words.join(' ').toLowerCase() === DEMO && heads === 1) {
     return {
-      ...labels,
-      note: 'Hand-made vectors: six numbers for what each word is, and six for what it looks for. Not a language model.',
+      ...common,
+      note: `Hand-made vectors: six numbers for what each word is, and six for what it looks for. Not a language model.${repeats(labels)}`,
       q: tensorOf([LOOKS_FOR]), k: tensorOf([IS]), v: tensorOf([IS]),
     };
   }
   return {
-    ...labels,
-    note: 'Toy vectors, drawn from a seed for each word, with its position. Not a language model: words mean nothing here.',
+    ...common,
+    note: `Toy vectors, drawn from a seed for each word, with its position. Not a language model: words mean nothing here.${repeats(labels)}`,
     q: tensorOf(toyRows(words, heads, true)),
     k: tensorOf(toyRows(words, kvHeads, false)),
     v: tensorOf(toyRows(words, kvHeads, false)),

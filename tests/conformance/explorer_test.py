@@ -22,6 +22,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 from rapt_server import RaptServer
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "client/examples"))
+
+import make_layers  # noqa: E402
+
 BROWSER = "/usr/bin/chromium-headless-shell"
 PICTURES = pathlib.Path(os.environ["RAPT_SERVER"]).parents[1] / "explorer"
 LABEL_STEP = 5e-4  # labels have three decimals
@@ -87,9 +91,9 @@ class Explorer:
         box.press("Enter")
         return self.settle()
 
-    def inputs(self):
-        """The tensors of the last call of `attention`."""
-        request = next(r for r in reversed(self.sent) if r.url.endswith("/attention/infer"))
+    def inputs(self, model="attention"):
+        """The tensors of the last call of a model."""
+        request = next(r for r in reversed(self.sent) if r.url.endswith(f"/{model}/infer"))
         body, length = request.post_data_buffer, int(request.headers["inference-header-content-length"])
         tensors, at = {}, length
         for entry in json.loads(body[:length])["inputs"]:
@@ -284,6 +288,10 @@ def test_words_and_most_attended(explorer):
     row = weights[labels.index("mouse")]
     ranked = explorer.page.locator(".ranking li span:first-child").all_text_contents()
     assert [row[labels.index(word)] for word in ranked] == sorted(row, reverse=True)[:6]
+    current = explorer.page.locator(CELLS + "[tabindex='0']")  # the one that Tab reaches
+    expect(current).to_have_count(1)
+    expect(current).to_have_attribute("aria-label", re.compile("^mouse attends to"))
+    expect(explorer.page.locator("#map .readout")).to_have_text(current.get_attribute("aria-label"))
     explorer.page.get_by_role("slider", name="Query").fill("0")
     expect(explorer.page.get_by_role("heading", name="What “The” attends to")).to_be_visible()
 
@@ -350,11 +358,19 @@ def test_the_copied_curl_gives_the_same_numbers(explorer):
     np.testing.assert_allclose(explorer.weights(), got, atol=LABEL_STEP + 1e-6)
 
 
+@pytest.mark.parametrize("state", ["#causal=1&left=2&sink=1&blocks=global&hide=1-0&scale=0.5&softcap=3&alibi=1&align=bottom_right", "#norm=entmax&alpha=1.5"])
+def test_the_copied_cpp_compiles(explorer, tmp_path, state):
+    explorer.open(state)
+    (tmp_path / "attend.cc").write_text(code_of(explorer, "C++"))
+    headers = pathlib.Path(__file__).resolve().parents[2] / "client/cpp/include"
+    subprocess.run(["g++", "-std=c++20", "-Wall", "-Werror", "-fsyntax-only", f"-I{headers}", "attend.cc"], cwd=tmp_path, check=True)
+
+
 def test_copy_python_copies(browser, server):
     with open_page(browser, f"http://{server.http_address}", permissions=["clipboard-read", "clipboard-write"]) as explorer:
         explorer.open()
         explorer.page.get_by_role("button", name="Copy Python").click()
-        expect(explorer.page.get_by_role("status")).to_have_text("Copied.")
+        expect(explorer.page.get_by_role("status")).to_contain_text("Copied.")
         copied = explorer.page.evaluate("navigator.clipboard.readText()")
         assert copied == code_of(explorer, "Python")
 
@@ -417,6 +433,29 @@ def test_weights_of_layers_and_heads(explorer, tmp_path, dtype):
         np.testing.assert_allclose(explorer.weights(), weights[layer, 0, head], atol=LABEL_STEP + 1e-6)
     expect(explorer.page.get_by_role("checkbox", name="Causal")).to_be_disabled()
     explorer.keep_picture("layers")
+
+
+def test_a_layer_of_the_server(browser, tmp_path):
+    for name, (config, tensors) in make_layers.layers().items():
+        make_layers.write_layer(tmp_path / name, config, tensors)
+    with RaptServer(f"--model_repository={tmp_path}") as server, open_page(browser, f"http://{server.http_address}") as explorer:
+        explorer.open().type("one two three")
+        choice = explorer.page.get_by_role("combobox", name="Layer")
+        expect(choice.locator("option", has_text="layer gpt2_block")).to_be_attached()
+        # The words of one sentence are not both of its kinds of vectors.
+        expect(choice.locator("option", has_text="bahdanau")).to_have_count(0)
+        choice.select_option("gpt2_block")
+        explorer.settle()
+        sent = explorer.inputs("gpt2_block")["query"]
+        inputs = [{"name": "query", "datatype": "FP32", "shape": sent.shape, "data": sent.ravel().tolist()}]
+        message = json.dumps({"inputs": inputs, "outputs": [{"name": "weights"}]}).encode()
+        (weights,) = json.loads(fetch(server, "/v2/models/gpt2_block/infer", "POST", data=message)[2])["outputs"]
+        want = np.array(weights["data"]).reshape(weights["shape"])[0]
+        for head in range(len(want)):
+            explorer.page.get_by_role("button", name=f"head {head}").click()
+            np.testing.assert_allclose(explorer.weights(), want[head], atol=LABEL_STEP + 1e-6)
+        assert "model=gpt2_block" in explorer.page.url
+        explorer.keep_picture("layer")
 
 
 def test_a_wrong_file_is_explained(explorer, tmp_path):
