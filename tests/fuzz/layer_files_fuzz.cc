@@ -1,5 +1,5 @@
-// Any bytes as the files of a layer: what is accepted lies within the file. The first two bytes are
-// the length of config.json, which precedes model.safetensors.
+// Any bytes as the files of a layer: what is accepted lies within the file, and small layers can be
+// packed. The first two bytes are the length of config.json, which precedes model.safetensors.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -9,10 +9,14 @@
 #include "absl/strings/string_view.h"
 #include "attention/half.h"
 #include "attention/layer/files/layer_files.h"
+#include "attention/layer/layer.h"
 #include "base/check.h"
+#include "base/thread_pool.h"
 
 namespace rapt {
 namespace {
+
+constexpr int64_t kMaxPackedBytes = 1 << 22;
 
 // Reads the last element, beyond which nothing is read.
 void Touch(const std::optional<WeightTensor>& tensor) {
@@ -46,6 +50,12 @@ void Run(absl::string_view config, absl::string_view weights) {
                              &w.relative_attention_bias, &w.additive_weight}) {
     Touch(*tensor);
   }
+  const absl::StatusOr<int64_t> bytes = LayerBytes(layer->config, w);
+  if (!bytes.ok() || *bytes > kMaxPackedBytes) return;
+  static ThreadPool pool(1);
+  const auto packed = MakeLayer(layer->config, w, pool);
+  RAPT_CHECK(packed.ok(), "a layer whose size is known can't be packed");
+  RAPT_CHECK((*packed)->bytes() == *bytes, "a layer does not take the bytes that it states");
 }
 
 }  // namespace
