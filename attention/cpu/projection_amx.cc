@@ -14,10 +14,12 @@ namespace {
 
 // Numbers of a row of x in a row of a tile.
 constexpr int64_t kTileDepth = kTileRowBytes / SizeOf(Element::kBFloat16);
-static_assert(kPairDepth % kTileDepth == 0 && kDepthBlock % kTileDepth == 0);
+static_assert(kPairDepth % kTileDepth == 0);
 static_assert(kMostProjectedRows % (2 * kTileRows) == 0);
 
 struct TileBlocks : PairBlocks<kTileDepth> {
+  static_assert(kDepthBlock % kTileDepth == 0);
+
   static void Multiply(const ProjectionTask& task, const std::byte* a, int64_t a_bytes,
                        const std::byte* panel, int64_t d, int64_t depth, int64_t /*columns*/,
                        bool adds, std::byte* /*converted*/, float* c, int64_t c_stride) {
