@@ -22,6 +22,17 @@
 namespace rapt {
 namespace {
 
+class ReservedEncoding final : public EncodingMemory {
+ public:
+  explicit ReservedEncoding(MemoryBudget::Reservation reservation)
+      : reservation_(std::move(reservation)) {}
+
+  void Release(int64_t bytes) override { reservation_.Split(bytes); }
+
+ private:
+  MemoryBudget::Reservation reservation_;
+};
+
 // Below this a problem costs some tens of microseconds, about as much as waking a thread for it.
 constexpr double kInlineFlops = 1e6;
 // Few flops can still mean many bytes: zeros where no key is visible, the past copied to the
@@ -272,7 +283,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     if (absl::Status status = AllocatePreparation(pool, reservation); !status.ok()) return status;
     if (request_.encoding_bytes > 0) {
       result_.encoding_memory =
-          std::make_shared<MemoryBudget::Reservation>(reservation.Split(request_.encoding_bytes));
+          std::make_shared<ReservedEncoding>(reservation.Split(request_.encoding_bytes));
     }
     for (Role role : request_.Outputs()) {
       const OutputPlace& place = request_.places[role];

@@ -198,6 +198,14 @@ struct Request {
   bool leaves_thread = false;
 };
 
+// Memory reserved for the encoding of a result, until destruction.
+class EncodingMemory {
+ public:
+  virtual ~EncodingMemory() = default;
+  // Releases a part of it early. REQUIRES: no other thread uses this; at most what is left.
+  virtual void Release(int64_t bytes) = 0;
+};
+
 // An output's bytes, row-major, aligned to a cache line unless they are in the caller's memory.
 // Copies share them; the memory and its reservation are released with the last copy.
 struct OutputBuffer {
@@ -210,7 +218,7 @@ struct Result {
 
   OutputMap<OutputBuffer> outputs;  // empty unless the status is OK and the call wants them
   // Keeps the request's `encoding_bytes` reserved. Null: there are none.
-  std::shared_ptr<const void> encoding_memory;
+  std::shared_ptr<EncodingMemory> encoding_memory;
 
   Stage ended_in = Stage::kQueue;            // or kCompute
   Routing routing;                           // backend is null without a plan

@@ -77,7 +77,7 @@ void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory, int64_t by
 absl::Status UnaryCall::NoMoreMemory(absl::Status status) const {
   if (!absl::IsDeadlineExceeded(status) || call_.Now() >= call_.deadline()) return status;
   return Reject(Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
-                "no memory for the rest of the chunked body; send it with Content-Length");
+                "no memory for more of the chunked body; send it with Content-Length");
 }
 
 bool UnaryCall::OnReadingStarted() {

@@ -46,15 +46,15 @@ class ResponseMessage {
   Pieces TakePieces();
 
   // Memory that was reserved for its encoding by the transport; null: none.
-  void KeepEncodingMemory(std::shared_ptr<const void> memory) {
+  void KeepEncodingMemory(std::shared_ptr<EncodingMemory> memory) {
     encoding_memory_ = std::move(memory);
   }
-  std::shared_ptr<const void> TakeEncodingMemory() { return std::move(encoding_memory_); }
+  std::shared_ptr<EncodingMemory> TakeEncodingMemory() { return std::move(encoding_memory_); }
 
  private:
   Pieces pieces_;
   std::string open_;
-  std::shared_ptr<const void> encoding_memory_;
+  std::shared_ptr<EncodingMemory> encoding_memory_;
 };
 
 }  // namespace rapt

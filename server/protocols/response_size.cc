@@ -16,6 +16,12 @@ constexpr int64_t kMaxResponseBytes = std::numeric_limits<int32_t>::max() - 64 *
 
 }  // namespace
 
+absl::InlinedVector<const TensorSpec*, 4> OutputsOf(const TensorOperator& op, RoleSet roles) {
+  absl::InlinedVector<const TensorSpec*, 4> outputs;
+  for (const Role role : roles) outputs.push_back(&*op.outputs()[role]);
+  return outputs;
+}
+
 absl::Status CheckResponseSize(absl::Span<const TensorSpec* const> outputs) {
   std::optional<int64_t> total = 0;
   for (const TensorSpec* output : outputs) {

@@ -1,11 +1,16 @@
 #ifndef RAPT_SERVER_PROTOCOLS_RESPONSE_SIZE_H_
 #define RAPT_SERVER_PROTOCOLS_RESPONSE_SIZE_H_
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "attention/operator.h"
+#include "attention/tensor_operator.h"
 
 namespace rapt {
+
+// Returns those outputs of an operator. REQUIRES: it has them.
+absl::InlinedVector<const TensorSpec*, 4> OutputsOf(const TensorOperator& op, RoleSet roles);
 
 // ResourceExhausted if these tensors do not fit into one message.
 absl::Status CheckResponseSize(absl::Span<const TensorSpec* const> outputs);

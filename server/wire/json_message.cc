@@ -119,7 +119,7 @@ class ChargedText final : public google::protobuf::io::ZeroCopyOutputStream {
     is_full_ = is_full_ || size_ > most_;
     if (is_full_) return false;
     auto block = std::make_shared<Block>();
-    if (size_ + kBlockBytes <= reserved_.bytes) {
+    if (reserved_.memory != nullptr && size_ + kBlockBytes <= reserved_.bytes) {
       block->reserved = reserved_.memory;
     } else if (call_.traits().carries_tensors) {
       block->charged = call_.engine().ChargeMessage(kBlockBytes, call_.caller_memory());

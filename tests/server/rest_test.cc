@@ -582,12 +582,27 @@ class RestMemoryTest : public ::testing::TestWithParam<const char*> {
                                     R"(,"v":)", tensor(1, columns), "}"));
   }
 
+  // Query heads share a key head: their outputs alone are large.
+  static std::string LinearText(int64_t columns) {
+    const auto tensor = [](int64_t numbers) {
+      return absl::StrCat(R"({"dtype":"FP64","shape":[1,1,)", numbers, R"(],"data":[)",
+                          absl::StrJoin(std::vector<int>(numbers), ","), "]}");
+    };
+    return RequestText("POST", "/rapt/v1/linear-attend",
+                       absl::StrCat(R"({"query":)", tensor(kRows), R"(,"key":)", tensor(1),
+                                    R"(,"value":)", tensor(columns), R"(,"qNumHeads":)", kRows,
+                                    R"(,"kvNumHeads":1,"updateRule":"UPDATE_LINEAR"})"));
+  }
+
   std::string Text(int64_t columns) const {
-    return GetParam() == std::string("v2/ModelInfer") ? InferText(columns) : AttendText(columns);
+    const absl::string_view method = GetParam();
+    if (method == "v2/ModelInfer") return InferText(columns);
+    return method == "rapt/v1/Attend" ? AttendText(columns) : LinearText(columns / 2);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Methods, RestMemoryTest,
-                         ::testing::Values("v2/ModelInfer", "rapt/v1/Attend"));
+                         ::testing::Values("v2/ModelInfer", "rapt/v1/Attend",
+                                           "rapt/v1/LinearAttend"));
 
 TEST_P(RestMemoryTest, AnswersInJsonStayWithinTheBudget) {
   constexpr int64_t kBudget = int64_t{64} << 20;

@@ -281,14 +281,6 @@ absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message) {
       absl::StrCat("chunk_tokens is ", request.chunk_tokens(), "; it must be at least 0"));
 }
 
-absl::InlinedVector<const TensorSpec*, 2> OutputsInResponse(const TensorOperator& op) {
-  absl::InlinedVector<const TensorSpec*, 2> outputs;
-  for (Role role : {Role::kY, Role::kLse}) {
-    if (op.outputs()[role]) outputs.push_back(&*op.outputs()[role]);
-  }
-  return outputs;
-}
-
 ResponseMessage EncodeAttendCached(const TensorOperator& op,
                                    absl::Span<const cache::AppendResult> items,
                                    const Result& result) {

@@ -42,9 +42,6 @@ absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message);
 absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message);
 absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message);
 
-// Returns the outputs of Attend.
-absl::InlinedVector<const TensorSpec*, 2> OutputsInResponse(const TensorOperator& op);
-
 // Encode the responses. REQUIRES: result.status is OK.
 ResponseMessage EncodeAttendCached(const TensorOperator& op,
                                    absl::Span<const cache::AppendResult> items,

@@ -6,6 +6,7 @@
 #include <google/protobuf/wire_format_lite.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -24,6 +25,7 @@
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/protocols/json_numbers.h"
 #include "server/protocols/rapt/codec.h"
+#include "server/rejection.h"
 
 namespace rapt::native {
 namespace {
@@ -85,8 +87,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     if (IsTensorField("data")) return OnBase64(value);
     if (IsTensorField("name")) return true;
     if (IsTensorField("dtype")) tensor().dtype = value;
-    NoteExtent(absl::string_view(value));
-    if (!BeginValue(value.size())) return false;
+    if (!NoteExtent(absl::string_view(value), value) || !BeginValue(value.size())) return false;
     AppendJsonString(value, parts_.text);
     return true;
   }
@@ -173,9 +174,10 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   // "q" of {"q": {"data": ...}}
-  std::string TensorName() const {
-    for (auto level = std::next(levels_.rbegin()); level != levels_.rend(); ++level) {
-      if (!level->is_array) return level->key;
+  std::string TensorName() const { return NameOfLevel(levels_.size() - 1); }
+  std::string NameOfLevel(size_t level) const {
+    while (level-- > 0) {
+      if (!levels_[level].is_array) return levels_[level].key;
     }
     return "the tensor";
   }
@@ -190,8 +192,10 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool HasRoom(size_t bytes) {
     if (parts_.text.size() + bytes <= kMaxFieldsBytes) return true;
-    return Fail(absl::StrCat("the JSON without the data of its tensors has more than ",
-                             kMaxFieldsBytes, " bytes"));
+    status_ = Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                     absl::StrCat("the JSON without the data of its tensors has more than ",
+                                  kMaxFieldsBytes, " bytes, the most that is allowed"));
+    return false;
   }
 
   bool Open(char bracket, Level level) {
@@ -257,18 +261,38 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     return HasRoom(0);
   }
 
-  // Notes a value of a shape. Others than integers are left to Protocol Buffers' parser, which
-  // refuses them.
-  void NoteExtent(const JsonScalar& value) {
-    if (levels_.size() < 2 || !levels_.back().is_array) return;
-    const Level& owner = levels_[levels_.size() - 2];
-    if (!IsTensor(owner) || owner.key != "shape") return;
+  // Notes a value of a shape. Returns false after an error.
+  bool NoteExtent(const JsonScalar& value, absl::string_view text) {
+    if (levels_.size() < 2 || !levels_.back().is_array) return true;
+    const size_t level = levels_.size() - 2;
+    const Level& owner = levels_[level];
+    if (!IsTensor(owner) || owner.key != "shape") return true;
     Shape& shape = tensors_[owner.tensor].shape;
-    std::optional<int64_t> extent = IntegerOf(value);
-    int64_t read = 0;
-    const auto* const text = std::get_if<absl::string_view>(&value);
-    if (text != nullptr && absl::SimpleAtoi(*text, &read)) extent = read;
-    if (shape.size() < kMaxRank) shape.push_back(extent.value_or(0));
+    const std::optional<int64_t> extent = ExtentOf(value);
+    if (!extent) {
+      return Fail(absl::StrCat(NameOfLevel(level), " has ", text.substr(0, 64),
+                               " in shape; it must have integers of 64 bits"));
+    }
+    if (shape.size() == kMaxRank) {
+      return Fail(
+          absl::StrCat(NameOfLevel(level), " has a shape of more than ", kMaxRank, " axes"));
+    }
+    shape.push_back(*extent);
+    return true;
+  }
+
+  // Protocol Buffers' JSON writes integers as 2, "2", 2.0 or 2e0.
+  static std::optional<int64_t> ExtentOf(const JsonScalar& value) {
+    if (const std::optional<int64_t> integer = IntegerOf(value)) return integer;
+    if (const auto* const text = std::get_if<absl::string_view>(&value)) {
+      int64_t read = 0;
+      return absl::SimpleAtoi(*text, &read) ? std::optional<int64_t>(read) : std::nullopt;
+    }
+    const auto* const real = std::get_if<double>(&value);
+    if (real == nullptr || std::fabs(*real) >= 0x1p63 || std::trunc(*real) != *real) {
+      return std::nullopt;
+    }
+    return static_cast<int64_t>(*real);
   }
 
   static std::optional<DType> ElementTypeOf(v1::DataType code) {
@@ -281,8 +305,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     if (data_depth_ > 0) return OnNumber(value);
     if (IsTensorField("name")) return WrongName();
     if (IsTensorField("dtype")) NoteCode(value);
-    NoteExtent(value);
-    if (!BeginValue(text.size())) return false;
+    if (!NoteExtent(value, text) || !BeginValue(text.size())) return false;
     absl::StrAppend(&parts_.text, text);
     return true;
   }

@@ -132,14 +132,6 @@ absl::Status ReadTensors(const Message& fields, SharedTensors* shared_tensors,
   return absl::OkStatus();
 }
 
-absl::Status CheckResponseSize(const TensorOperator& op, RoleSet wanted) {
-  absl::InlinedVector<const TensorSpec*, 4> outputs;
-  for (const auto& [number, role] : kOutputFields) {
-    if (wanted.contains(role)) outputs.push_back(&*op.outputs()[role]);
-  }
-  return rapt::CheckResponseSize(outputs);
-}
-
 // A message whose payloads are the inputs of a request.
 struct ParsedMessage {
   Message fields;  // without the tensors' data
@@ -169,6 +161,7 @@ ResponseMessage Encode(const TensorOperator& op, RoleSet wanted, const Result& r
     AppendTensor(number, *op.outputs()[role], /*place=*/nullptr, result.outputs[role], response);
   }
   response.Append(EndOf<Response>(result));
+  response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }
 
@@ -230,7 +223,7 @@ absl::StatusOr<Request> DecodeLinear(const MessageBytes& message,
   auto op = MakeLinearAttention(call);
   if (!op.ok()) return op.status();
   request.SetOperator(*std::move(op));
-  status = CheckResponseSize(*request.tensor_operator, request.Outputs());
+  status = CheckResponseSize(OutputsOf(*request.tensor_operator, request.Outputs()));
   if (!status.ok()) return status;
   std::move(shared_tensors).TransferTo(request);
   return std::move(request);
@@ -272,7 +265,7 @@ absl::StatusOr<Request> LinearStream::Decode(const MessageBytes& message) {
   for (Role role : {Role::kY, linear::kRelativeError}) {
     wanted_.Add(role, request.Outputs().contains(role));
   }
-  status = CheckResponseSize(*operator_, wanted_);
+  status = CheckResponseSize(OutputsOf(*operator_, wanted_));
   if (!status.ok()) return status;
   return std::move(request);
 }

@@ -9,6 +9,7 @@
 #include "server/cache/cached_attention.h"
 #include "server/cache/cached_diagnosis.h"
 #include "server/protocols/rapt/cache_codec.h"
+#include "server/protocols/response_size.h"
 #include "server/wire/rapt/cache_export_call.h"
 #include "server/wire/rapt/cache_import_call.h"
 
@@ -52,7 +53,8 @@ class AttendCachedHandler final : public ComputedHandler {
     if (!request.ok()) return request.status();
     request->priority = decoded->priority;
     operator_ = request->tensor_operator;
-    const absl::StatusOr<int64_t> encoding = call.EncodingBytes(OutputsInResponse(*operator_));
+    const absl::StatusOr<int64_t> encoding =
+        call.EncodingBytes(OutputsOf(*operator_, request->Outputs()));
     if (!encoding.ok()) return encoding.status();
     request->encoding_bytes = *encoding;
     return request;

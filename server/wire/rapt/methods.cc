@@ -11,6 +11,7 @@
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/rapt/linear_codec.h"
 #include "server/protocols/rapt/reports.h"
+#include "server/protocols/response_size.h"
 #include "server/wire/rapt/attend_stream_call.h"
 #include "server/wire/rapt/linear_stream_call.h"
 
@@ -61,6 +62,10 @@ class LinearHandler final : public MessageHandler {
     absl::StatusOr<Request> request = DecodeLinear(message, shared_memory_);
     if (!request.ok()) return call.End(request.status());
     operator_ = request->tensor_operator;
+    const absl::StatusOr<int64_t> encoding =
+        call.EncodingBytes(OutputsOf(*operator_, request->Outputs()));
+    if (!encoding.ok()) return call.End(encoding.status());
+    request->encoding_bytes = *encoding;
     call.call().Bind(*request);
     call.call().engine().Submit(
         *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });

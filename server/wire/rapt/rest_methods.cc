@@ -140,8 +140,9 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
     if (!total || *total / 3 > route_.max_json_bytes / 4) {  // base64
       return AnswerHasTooMuchJson(route_.max_json_bytes);
     }
+    reserved_copy_bytes_ = *total * kBytesPerResponseByte;
     reserved_text_bytes_ = TextMemoryBytes(*total / 3 * 4 + kMaxFieldBytes);
-    return *total * kBytesPerResponseByte + reserved_text_bytes_;
+    return reserved_copy_bytes_ + reserved_text_bytes_;
   }
 
   void Respond(ResponseMessage response) override {
@@ -165,19 +166,24 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
     if (response.size() / 4 > route_.max_json_bytes) {
       return AnswerHasTooMuchJson(route_.max_json_bytes);
     }
-    TextMemory text = {response.TakeEncodingMemory(), reserved_text_bytes_};
+    const std::shared_ptr<EncodingMemory> reserved = response.TakeEncodingMemory();
     MessageReservation copies;
-    if (text.memory == nullptr) {
+    if (reserved == nullptr) {
       copies = call().engine().ChargeMessage(response.size() * kBytesPerResponseByte,
                                              call().caller_memory());
     }
     std::string bytes;
+    bytes.reserve(static_cast<size_t>(response.size()));
     for (const ResponseMessage::Piece& piece : response.TakePieces()) {
       bytes += piece.bytes;
       bytes.append(reinterpret_cast<const char*>(piece.payload.bytes.data()),
                    piece.payload.bytes.size());
     }
-    return ToProtoJson(route_.response, bytes, route_.max_json_bytes, std::move(text), call());
+    absl::StatusOr<ResponseMessage> text = ToProtoJson(
+        route_.response, bytes, route_.max_json_bytes, {reserved, reserved_text_bytes_}, call());
+    // The text may be sent slowly.
+    if (reserved != nullptr) reserved->Release(reserved_copy_bytes_);
+    return text;
   }
 
   const Route& route_;
@@ -187,7 +193,8 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
   const bool accepts_protobuf_;
   http::MethodCall* call_ = nullptr;
   JsonMessage message_;
-  int64_t reserved_text_bytes_ = 0;  // of the answer
+  int64_t reserved_copy_bytes_ = 0;  // of the answer
+  int64_t reserved_text_bytes_ = 0;
 };
 
 }  // namespace

@@ -47,6 +47,7 @@ TEST(JsonTensorsTest, NumbersAreBinaryData) {
   const auto bytes = [](absl::string_view text) { return absl::HexStringToBytes(text); };
   const std::pair<const char*, std::string> cases[] = {
       {R"("datatype":"FP32","shape":[2],"data":[1,-2.5])", bytes("0000803f000020c0")},
+      {R"("dtype":"FP32","shape":[2.0,1e0],"data":[1,-2.5])", bytes("0000803f000020c0")},
       {R"("dtype":"FP32","shape":["2",1],"data":[[[1],[-2.5]]])", bytes("0000803f000020c0")},
       {R"("dtype":1,"shape":[1],"data":[1])", bytes("0000803f")},
       {R"("name":"Q","data":[true,0],"datatype":"BOOL","shape":[2])", bytes("0100")},
@@ -119,7 +120,10 @@ TEST(JsonTensorsTest, ErrorsNameTheTensor) {
       {R"("dtype":99,"data":[1])", "k has dtype '99' and numbers in data"},
       {R"("dtype":"FP32","shape":[2],"data":[1])", "k has 1 values in data; its shape [2] needs 2"},
       {R"("dtype":"FP32","shape":[-1],"data":[1])", "k has"},
-      {R"("dtype":"FP32","shape":[1.5],"data":[1])", "k has"},
+      {R"("dtype":"FP32","shape":[1.5],"data":[1])", "k has 1.5 in shape; it must have integers"},
+      {R"("dtype":"FP32","shape":[9223372036854775808],"data":[1])",
+       "k has 9223372036854775808 in shape"},
+      {R"("dtype":"FP32","shape":[null],"data":[1])", "k has null in shape"},
       {R"("dtype":"FP32","data":"?")", "k has data that is no base64"},
       {R"("dtype":"FP32","dat":[])", "not a rapt.v1.DiagnoseRequest in JSON"},
       {R"("name":[1])", "k has a name that is no string"},
