@@ -21,6 +21,7 @@
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/rapt/linear_codec.h"
+#include "server/protocols/response_size.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt {

@@ -222,7 +222,7 @@ void ReadPlain(TensorReader& reader, const LayerSettings& settings, LayerConfig&
                LayerWeights& weights) {
   std::vector<std::string> forms;  // the first matrix of each form that is there
   for (const char* name : {"W_q", "W1", "W"}) {
-    if (reader.Has(name) || reader.Has(absl::StrCat(name, ".weight"))) forms.push_back(name);
+    if (reader.Has(name) || reader.Has(absl::StrCat(name, ".weight"))) forms.emplace_back(name);
   }
   if (forms.size() > 1) {
     return reader.Update(Invalid("tensors ", absl::StrJoin(forms, " and "), " under prefix '",
