@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/protocols/rapt/stream_codec.h"
+#include "server/protocols/response_size.h"
 #include "tests/support/fake_device_memory.h"
 #include "tests/support/shared_object.h"
 #include "tests/support/wire_message.h"
@@ -401,9 +402,9 @@ TEST(RaptCodecTest, AResponseBeyondTheMessageLimitIsRejected) {
   for (v1::Tensor* tensor : {message.mutable_q(), message.mutable_k(), message.mutable_v()}) {
     SetTensor(*tensor, v1::FP32, {1, 1, 1 << 15, 1}, 4);
   }
-  EXPECT_TRUE(CheckResponseSize(*Decode(message)).ok());
+  EXPECT_TRUE(CheckResponseSize(OutputsInResponse(*Decode(message))).ok());
   message.set_score_output(v1::SCORES);  // 4 GiB
-  const absl::Status status = CheckResponseSize(*Decode(message));
+  const absl::Status status = CheckResponseSize(OutputsInResponse(*Decode(message)));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("4295098368"));
 }
