@@ -9,6 +9,7 @@
 rapt.Client and rapt.AsyncClient call a server. docs/python.md is the guide.
 """
 
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from . import capi as _capi
@@ -70,15 +71,19 @@ __all__ = [
 ]
 
 
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'rapt' has no attribute {name!r}")
-    import importlib
-
+    if name == "torch" and not _has_torch():
+        raise AttributeError("rapt.torch needs PyTorch, which is not installed")
     module = importlib.import_module(f".{_LATER[name]}", __name__)
     found = globals()[name] = module if name == _LATER[name] else getattr(module, name)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "torch"])
+    return sorted(["__version__", *__all__, *(["torch"] if _has_torch() else [])])

@@ -4,6 +4,7 @@ code with the library."""
 import inspect
 import os
 import pathlib
+import pydoc
 import re
 import subprocess
 import sys
@@ -321,6 +322,14 @@ def test_signatures_list_the_options(name, options):
     for function in functions:
         parameters = inspect.signature(function).parameters
         assert options.__annotations__.keys() < parameters.keys() and "ForwardRef" not in str(parameters["scale"])
+
+
+def test_help_without_pytorch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    assert "attend_backward(" in pydoc.render_doc(rapt)
+    assert {"__version__", *rapt.__all__} <= set(dir(rapt)) and "torch" not in dir(rapt)
+    with pytest.raises(AttributeError, match="rapt.torch needs PyTorch"):
+        rapt.torch
 
 
 def test_every_option_may_be_none():
