@@ -280,19 +280,24 @@ def kind_of(name: str, x: Any) -> Any:
     )
 
 
-def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
-    """A view of the array; that of bfloat16 has type uint16."""
+def view(name: str, x: Any) -> tuple[int, np.ndarray[Any, Any]]:
+    """The type of the array, and a view of it; that of bfloat16 has type uint16."""
     if isinstance(x, np.ndarray):
-        return x.view(np.uint16) if Numpy.code(name, x.dtype) == capi.BF16 else x
+        code = Numpy.code(name, x.dtype)
+        return code, x.view(np.uint16) if code == capi.BF16 else x
     address, layout, owner = kind_of(name, x).read(name, x)
     dtype = np.dtype(np.uint16) if layout.dtype == capi.BF16 else Numpy.dtype(layout.dtype)
     first, end = bounds(address, layout)
     if first == end:
-        return np.empty(layout.shape, dtype)
+        return layout.dtype, np.empty(layout.shape, dtype)
     memory: Any = (ctypes.c_char * (end - first)).from_address(first)
     memory.owner = x, owner
     strides = tuple(stride * dtype.itemsize for stride in strides_of(layout))
-    return np.ndarray(layout.shape, dtype, memory, address - first, strides)
+    return layout.dtype, np.ndarray(layout.shape, dtype, memory, address - first, strides)
+
+
+def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
+    return view(name, x)[1]
 
 
 def as_floats(name: str, x: Any) -> np.ndarray[Any, Any]:

@@ -88,9 +88,8 @@ def _linear_request(call: Call) -> dict[str, Any]:
 _LSH_NAMES = {"q": "QK", "v": "V", "k": "K", "key_lengths": "nonpad_kv_seqlen", "y": "Y"}  # of the model's tensors
 
 
-def _lsh_parameters(call: Call) -> dict[str, Any]:
+def _lsh_parameters(call: Call, layouts: dict[str, Layout]) -> dict[str, Any]:
     """Likewise for rapt.lsh_attention, the parameters of its model."""
-    layouts = {name: Sent.of(name, x).layout for name, x in call.inputs.items()}
     problem, _ = lsh_problem(layouts, call.options, call.wanted)
     names = ["num_hashes", "num_buckets", "chunk_length", "chunks_after"]
     names += ["scale"] if problem.scale else []
@@ -249,9 +248,11 @@ class Client:
     ) -> LshResult[A]:
         """rapt.lsh_attention() at the server."""
         call = lsh_call(q, v, options)
-        inputs = {_LSH_NAMES.get(name, name): x for name, x in call.inputs.items()}
+        tensors = {name: Sent.of(name, x) for name, x in call.inputs.items()}
+        parameters = _lsh_parameters(call, {name: x.layout for name, x in tensors.items()})
+        inputs = {_LSH_NAMES.get(name, name): x for name, x in tensors.items()}
         outputs = [_LSH_NAMES.get(name, name) for name in call.wanted]
-        answer = self._server.infer("lsh_attention", inputs, outputs, _lsh_parameters(call), timeout)
+        answer = self._server.infer("lsh_attention", inputs, outputs, parameters, q, timeout)
         return LshResult(answer.outputs["Y"], answer.outputs.get("buckets"), answer.plan)
 
     def infer(
@@ -271,7 +272,9 @@ class Client:
         if not inputs:
             raise ValueError("inputs is empty; a model needs at least one")
         check("sequence_id" not in (parameters or {}), "parameters has sequence_id", "use create_cache()")
-        return self._server.infer(model, inputs, outputs, parameters or {}, timeout).outputs
+        tensors = {name: Sent.of(name, x) for name, x in inputs.items()}
+        like = next(iter(inputs.values()))
+        return self._server.infer(model, tensors, outputs, parameters or {}, like, timeout).outputs
 
     @shows(Options)
     def diagnose(

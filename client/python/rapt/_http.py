@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from . import capi
 from .errors import CallError, DeadlineExceeded, InternalError, ResourceExhausted, Unavailable, error_of
 
 Buffer = bytes | bytearray | memoryview
-PayloadAt = Callable[[memoryview], int]  # see Calls.call()
+PayloadAt = Callable[[Mapping[str, str], memoryview], int]  # see Calls.call()
 
 _MOST_IDLE = 64  # connections that are kept
 _MOST_BUFFERS = 64  # of a sendmsg()
@@ -379,7 +379,7 @@ class _Connection:
         else:
             size = int(length)
             _check_size(size, most, status)
-            body = _room(size, payload_at(stream.peek(min(size, _PEEKED_BYTES))))
+            body = _room(size, payload_at(headers, stream.peek(min(size, _PEEKED_BYTES))))
             stream.fill(body)
         _check_size(len(body), most, status)
         return Answer(status, headers, body), not (ends or stream.has_more())
@@ -423,10 +423,10 @@ class Calls:
         headers: str = "",
         timeout: float | None = None,
         retries: Retry | None = None,
-        payload_at: PayloadAt = lambda start: 0,
+        payload_at: PayloadAt = lambda headers, start: 0,
     ) -> Answer:
-        """Returns the answer of status 200. `headers`: lines. `payload_at` tells from the first bytes of the answer which of
-        them is to be aligned. Raises CallError."""
+        """Returns the answer of status 200. `headers`: lines. `payload_at` tells from the headers and the first bytes of the
+        answer which byte is to be aligned. Raises CallError."""
         if os.getpid() != self.pid:
             raise RuntimeError("the client was made by another process; make one after fork()")
         retries = retries or self._retries

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import operator
+import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 
 from . import _arrays, _messages, capi
 from ._arrays import A, Layout
-from ._attention import choice
+from ._attention import check, choice
 from ._http import Answer, Buffer, Calls
 from ._messages import Schema
 from ._reports import ENUMERATORS, from_json
@@ -61,8 +62,8 @@ class Sent:
 
     @classmethod
     def of(cls, name: str, x: Any) -> Sent:
-        layout = _arrays.kind_of(name, x).read(name, x)[1]
-        return cls(layout.dtype, layout.shape, np.ascontiguousarray(_arrays.as_numpy(name, x)))
+        dtype, numbers = _arrays.view(name, x)
+        return cls(dtype, numbers.shape, np.ascontiguousarray(numbers))
 
     @property
     def layout(self) -> Layout:
@@ -118,6 +119,19 @@ class Inference(Generic[A]):
     plan: str
 
 
+def _after_json(headers: Mapping[str, str], start: memoryview) -> int:
+    size = headers.get(_JSON_BYTES.lower(), "")
+    return int(size) if re.fullmatch("[0-9]{1,18}", size) else 0  # _inference() will say what is wrong
+
+
+def _parameter(name: str, value: Any) -> bool | int | float | str:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(plain, (bool, int, float, str)):
+        raise TypeError(f"parameters[{name!r}] is {value!r}; it must be a boolean, a number or a string")
+    check(not isinstance(plain, float) or math.isfinite(plain), f"parameters[{name!r}] is {plain}; it must be finite")
+    return plain
+
+
 def _inference(answer: Answer, like: A) -> Inference[A]:
     end = int(answer.headers.get(_JSON_BYTES.lower(), len(answer.body)))
     outputs, at = {}, end
@@ -146,20 +160,25 @@ class Server:
         """Sends a message with tensors. `read` takes the answer's fields; its ValueError, TypeError and LookupError make the
         answer malformed."""
         headers = _PROTOBUF + "Accept: application/x-protobuf\r\n"
-        body, first = _messages.encode(request, values), functools.partial(_messages.payload_at, response)
-        answer = self.calls.call("POST", path, body, headers, timeout, payload_at=first)
+        body = _messages.encode(request, values)
+        answer = self.calls.call(
+            "POST", path, body, headers, timeout, payload_at=lambda _, start: _messages.payload_at(response, start)
+        )
         return _understood(lambda: read(_messages.decode(response, answer.body)))
 
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, A],
+        inputs: Mapping[str, Sent],
         outputs: Sequence[str],
         parameters: Mapping[str, Any],
+        like: A,
         timeout: float | None,
     ) -> Inference[A]:
-        """Calls a model of the Open Inference Protocol, with its extension of binary tensors."""
-        sent = {name: Sent.of(name, x) for name, x in inputs.items()}
+        """Calls a model of the Open Inference Protocol, with its extension of binary tensors. Outputs are of the kind of
+        `like`."""
+        if isinstance(outputs, str) or not all(isinstance(name, str) for name in outputs):
+            raise TypeError(f"outputs is {outputs!r}; it must be a sequence of names")
         head = json.dumps(
             {
                 "inputs": [
@@ -169,17 +188,17 @@ class Server:
                         "shape": x.shape,
                         "parameters": {"binary_data_size": x.data.nbytes},
                     }
-                    for name, x in sent.items()
+                    for name, x in inputs.items()
                 ],
                 "outputs": [{"name": name} for name in outputs],
-                "parameters": {**parameters, "binary_data_output": True},
-            },
-            default=operator.index,
+                "parameters": {name: _parameter(name, value) for name, value in parameters.items()}
+                | {"binary_data_output": True},
+            }
         ).encode()
         path = f"/v2/models/{urllib.parse.quote(model, safe='')}/infer"
         headers = f"Content-Type: application/octet-stream\r\n{_JSON_BYTES}: {len(head)}\r\n"
-        answer = self.calls.call("POST", path, [head, *(x.bytes() for x in sent.values() if x.data.size)], headers, timeout)
-        like = next(iter(inputs.values()))
+        body: list[Buffer] = [head, *(x.bytes() for x in inputs.values() if x.data.size)]
+        answer = self.calls.call("POST", path, body, headers, timeout, payload_at=_after_json)
         return _understood(lambda: _inference(answer, like))
 
     def diagnose(self, kind: type[T], path: str, request: Schema, values: Mapping[str, Any], timeout: float | None) -> T:

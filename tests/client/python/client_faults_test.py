@@ -345,6 +345,13 @@ def test_what_is_no_tensor_is_an_internal_error(body):
     assert type(error) is rapt.errors.InternalError and "not an answer of rapt-server" in str(error)
 
 
+@pytest.mark.parametrize("size", ("all", "9" * 5000))
+def test_a_wrong_length_of_json_is_an_internal_error(size):
+    wrong = answer(Inference_Header_Content_Length=size)
+    error, _ = outcome(wrong, call=lambda client: client.infer("model", {"X": X}))
+    assert type(error) is rapt.errors.InternalError and "not an answer of rapt-server" in str(error)
+
+
 def test_random_bytes_are_an_internal_error():
     rng = np.random.default_rng(3)
     with ScriptedServer(INFO) as server, client_of(server) as client:

@@ -40,6 +40,7 @@ def normal(*shape, dtype=np.float32):
 
 
 Q, K, V = normal(2, 4, 6, 8), normal(2, 2, 9, 8), normal(2, 2, 9, 5)
+QKV = {"Q": Q, "K": K, "V": V}
 
 
 def poll(condition):
@@ -111,6 +112,29 @@ def test_any_producer_of_dlpack(client):
     np.testing.assert_array_equal(got.y.array, want)
 
 
+class Counted(Producer):
+    exports = 0
+
+    def __dlpack__(self, **options):
+        self.exports += 1
+        return super().__dlpack__(**options)
+
+
+@pytest.mark.parametrize(
+    "call",
+    (
+        lambda client, x: client.attend(x, Q, Q),
+        lambda client, x: client.attend_backward(x, Q, Q, Q),
+        lambda client, x: client.lsh_attention(x, Q, chunk_length=6),
+        lambda client, x: client.infer("attention", {"Q": x, "K": Q, "V": Q}),
+    ),
+)
+def test_an_array_is_exported_once_by_a_call(client, call):
+    x = Counted(Q)
+    call(client, x)
+    assert x.exports == 1
+
+
 def test_sizes_of_0(client):
     assert client.attend(Q[:, :, :0], K, V).y.shape == (2, 4, 0, 5)
     np.testing.assert_array_equal(client.attend(Q, K[:, :, :0], V[:, :, :0]).y, np.zeros((2, 4, 6, 5)))
@@ -157,6 +181,10 @@ def test_arrays_are_not_changed(client):
         (lambda c: c.infer("attention", {}), ValueError, "inputs is empty"),
         (lambda c: c.infer("attention", {"Q": Q}), ValueError, "K is missing"),
         (lambda c: c.infer("attention", {"Q": Q}, parameters={"sequence_id": 5}), ValueError, "create_cache"),
+        (lambda c: c.infer("attention", QKV, parameters={"scale": np.nan}), ValueError, r"parameters\['scale'\] is nan; it must be finite"),
+        (lambda c: c.infer("attention", QKV, parameters={"scale": [2]}), TypeError, r"parameters\['scale'\] is \[2\]; it must be a bool"),
+        (lambda c: c.infer("attention", QKV, "Y"), TypeError, "outputs is 'Y'; it must be a sequence of names"),
+        (lambda c: c.infer("attention", QKV, ["Y", 1]), TypeError, r"outputs is \['Y', 1\]; it must be a sequence of names"),
         (lambda c: c.estimate_memory([64], query_heads=-1), ValueError, "query_heads"),
         (lambda c: c.estimate_memory([64], query_heads=1, dtype="int8"), ValueError, "dtype is 'int8'"),
     ),
@@ -183,8 +211,16 @@ def is_in_the_answer(x):
 def test_results_of_one_array_are_in_the_memory_that_was_received(client):
     x = normal(1, 64, 64, 16)
     assert client.attend(x, x, x).y.ctypes.data % 64 == 0
+    # Only the first is aligned. 16 bytes are between it and the scores, which are thus aligned enough not to be copied.
     y, scores = (lambda result: (result.y, result.scores))(client.attend(x, x, x, scores="weights"))
     assert is_in_the_answer(scores) and not is_in_the_answer(y)  # which would keep the memory of the large one
+
+
+@pytest.mark.parametrize("heads", (1, 10, 100))  # the JSON before the numbers has one byte more each time
+def test_outputs_of_models_are_in_the_memory_that_was_received(client, heads):
+    x = normal(1, heads, 64, 16)
+    y = client.infer("attention", {"Q": x, "K": x, "V": x}, ["Y"])["Y"]
+    assert is_in_the_answer(y) and y.ctypes.data % 64 == 0
 
 
 # --- Gradients, linear attention, hashing, models -----------------------------------------------------
@@ -295,6 +331,12 @@ def test_models_by_their_names(client, dtype):
     assert outputs["lse"].shape == (1, 2, 5)
 
 
+def test_parameters_may_be_numbers_of_numpy(client):
+    parameters = {"is_causal": np.bool_(True), "scale": np.float32(2), "left_window_size": np.int64(3)}
+    got = client.infer("attention", QKV, parameters=parameters)["Y"]
+    np.testing.assert_array_equal(got, client.attend(Q, K, V, causal=True, scale=2, window=(3, None)).y)
+
+
 def test_results_of_all_functions_are_of_the_kind_of_the_first_array(client):
     q, k, v = InNamespace(Q), Producer(K), V
     dq = client.attend_backward(q, k, v, rapt.attention(Q, K, V))["dq"]
@@ -312,7 +354,7 @@ def test_all_functions_by_asyncio(server):
                 client.attend_backward(Q, K, V, y),
                 client.linear_attention(*linear_inputs(4), **LINEAR, update_rule="linear"),
                 client.lsh_attention(Q, Q, chunk_length=6),
-                client.infer("attention", {"Q": Q, "K": K, "V": V}),
+                client.infer("attention", QKV),
             )
 
     gradients, linear, hashed, outputs = asyncio.run(run())
