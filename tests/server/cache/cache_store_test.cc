@@ -278,10 +278,11 @@ TEST_F(CacheStoreTest, SaysWhyACacheIsMissing) {
   };
   EXPECT_EQ(why(restarted, cache.id), "restarted");
   EXPECT_EQ(why(elsewhere, cache.id), "wrong_instance");
-  for (const std::string& id : {std::string(), std::string(":"), std::string("::"),
-                                std::string("x"), std::string(100'000, ':')}) {
+  for (const std::string& id :
+       {std::string(":"), std::string("::"), std::string("x"), std::string(100'000, ':')}) {
     EXPECT_FALSE(why(store_, id).empty());
   }
+  EXPECT_EQ(store_.Get("a", {{""}}).status().code(), absl::StatusCode::kInvalidArgument);
   const auto some = store_.Get("a", {{"x", cache.id}});
   ASSERT_TRUE(some.ok());
   EXPECT_EQ(some->caches.front().id, cache.id);
