@@ -59,7 +59,7 @@ export function callOf({q, k, v}, state) {
   if (state.alibi) parameters.alibi = true;
   if (state.norm !== 'softmax') parameters.normalizer = state.norm;
   if (state.norm === 'entmax') parameters.alpha = state.alpha;
-  if (state.blocks in PATTERNS && state.block >= 1) {
+  if (state.blocks !== 'none') {
     inputs.block_mask = blockMaskOf(state, queries, keys);
     Object.assign(parameters, {block_q: state.block, block_k: state.block});
   }

@@ -22,12 +22,16 @@ export async function listLayers() {
   return described.filter(isSelfAttention).map(({name}) => name);
 }
 
-/** Sends toy vectors of the words through a layer. */
-export async function weightsOfLayer(name, words, signal) {
+/** Sends toy vectors of the words of a source through its layer. */
+export async function weightsOfLayer(source, signal) {
+  const {layer: name, words} = source;
   const {inputs} = await ask(`v2/models/${encodeURIComponent(name)}`, undefined, signal);
   const {datatype, shape} = inputs.find((input) => input.name === 'query');
   const size = shape.at(-1);
   const query = tensor(datatype, [1, words.length, size], new Float32Array(toyVectors(words, size).flat()));
   const {outputs, plan, computeUs} = await infer(name, {inputs: {query}}, ['weights'], signal);
-  return {weights: outputs.weights, plan, computeUs};
+  const {weights} = outputs;
+  // A layer with bias_k has one key more than words.
+  const keyLabels = weights.shape.at(-1) > words.length ? [...source.keyLabels, 'bias_k'] : source.keyLabels;
+  return {source: {...source, keyLabels}, weights, plan, computeUs};
 }

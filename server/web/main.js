@@ -19,7 +19,10 @@ const VIEWS = {
   compare: 'Compare', steps: 'Steps', lines: 'Lines', code: 'Code', gradient: 'Gradient', lessons: 'Lessons',
   positions: 'Positions', cost: 'Cost', decode: 'Decode', server: 'Server',
 };
-const WITHOUT_CALL = ['lines', 'positions', 'cost', 'server'];  // show something for a file of weights, too
+const WITHOUT_WEIGHTS = ['positions', 'cost', 'server'];  // show something before there are weights
+const WITHOUT_CALL = ['lines', ...WITHOUT_WEIGHTS];       // and for a file of weights
+
+const ADDRESS_MS = 300;
 
 const $ = (selector) => document.querySelector(selector);
 const map = $('rapt-heat-map'), words = $('rapt-words'), heads = $('rapt-heads');
@@ -27,8 +30,10 @@ const forms = [$('#source'), $('#controls')];
 
 let state = parseState(location.hash);
 let arrays = null;      // of files
-let shown = null;       // what the server answered last
-let running = new AbortController();
+let shown = null;       // the answer to the last call; null after an error
+let running = new AbortController();   // ends a call that another one replaces
+let updating = new AbortController();  // likewise for an update of the view
+let addressTimer = 0;
 
 // --- Asking the server ---------------------------------------------------------------------------
 
@@ -44,7 +49,7 @@ function sourceOf() {
 /** Weights [layers, heads, queries, keys], and what is masked, from the server or from a file. */
 async function compute(source, signal) {
   if (source.weights) return {weights: source.weights, plan: ''};
-  if (source.layer) return weightsOfLayer(source.layer, source.words, signal);
+  if (source.layer) return weightsOfLayer(source, signal);
   const call = callOf(source, state);
   const [{scores: weights, y, plan, computeUs}, biased] = await Promise.all([
     attend(call, 'weights', signal), hidesKeys(call) ? attend(call, 'biased', signal) : null,
@@ -54,21 +59,24 @@ async function compute(source, signal) {
 
 async function refresh() {
   running.abort();
+  updating.abort();
   running = new AbortController();
   const {signal} = running;
   map.setAttribute('aria-busy', 'true');
   try {
     const source = sourceOf();
     if (!source) {
-      $('#note').textContent = '';
+      clear();
       return say('');
     }
     const result = await compute(source, signal);
-    if (signal.aborted) return;
+    signal.throwIfAborted();
     shown = {source, ...result};
+    say(result.plan ? `Computed by the server in ${result.computeUs} µs, plan ${result.plan}.` : '');
     await render();
-    if (!signal.aborted) say(result.plan ? `Computed by the server in ${result.computeUs} µs, plan ${result.plan}.` : '');
   } catch (error) {
+    if (signal.aborted) return;
+    clear();
     fail(error);
   } finally {
     if (!signal.aborted) map.setAttribute('aria-busy', 'false');
@@ -81,7 +89,7 @@ function say(text, isError = false) {
 }
 
 function fail(error) {
-  if (error.name !== 'AbortError') say(error.message, true);
+  say(error.message, true);
 }
 
 // --- Showing -------------------------------------------------------------------------------------
@@ -100,6 +108,20 @@ function matrixOf(layer, head) {
 
 const clamped = (index, count) => Math.min(Math.max(index, 0), count - 1);
 
+/** Hides what the controls no longer describe. */
+function clear() {
+  shown = null;
+  $('#note').textContent = '';
+  showWhetherShown();
+  showView();
+}
+
+function showWhetherShown() {
+  $('.stage').classList.toggle('empty', !shown);
+  for (const button of document.querySelectorAll('[data-save]')) button.disabled = !shown;
+  for (const button of document.querySelectorAll('[data-copy]')) button.hidden = !shown?.call;
+}
+
 function render() {
   const [layers, count, rows] = shown.weights.shape;
   const layer = clamped(state.layer, layers), head = clamped(state.head, count);
@@ -109,19 +131,24 @@ function render() {
   heads.show(layers, count, matrixOf, {layer, head});
   words.show(matrix, clamped(state.row, rows));
   map.mark(clamped(state.row, rows));
-  for (const button of document.querySelectorAll('[data-copy]')) button.hidden = !shown.call;
+  showWhetherShown();
   for (const field of document.querySelectorAll('#controls fieldset')) field.disabled = !shown.call;
   return showView();
 }
 
-const currentView = () => (state.view in VIEWS ? state.view : DEFAULTS.view);
+const currentView = () => (Object.hasOwn(VIEWS, state.view) ? state.view : DEFAULTS.view);
 
+/** Updates the chosen view; an update that still runs ends, so that its answers don't come after those of this one. */
 async function showView() {
+  updating.abort();
+  updating = new AbortController();
+  const {signal} = updating;
   const name = currentView();
   try {
     await import(`./view-${name}.js`);
-    if (!shown || name !== currentView()) return;
-    if (!shown.call && !WITHOUT_CALL.includes(name)) {
+    signal.throwIfAborted();
+    if (!shown && !WITHOUT_WEIGHTS.includes(name)) return $('#view').replaceChildren();
+    if (!shown?.call && !WITHOUT_CALL.includes(name)) {
       return $('#view').replaceChildren(el('p', {className: 'quiet'}, 'These weights come from a file or a layer. This view needs a call: toy vectors, numbers, or arrays q, k and v.'));
     }
     let view = $('#view').firstElementChild;
@@ -129,20 +156,30 @@ async function showView() {
       view = el(`rapt-${name}`);
       $('#view').replaceChildren(view);
     }
-    const [layers, count, rows] = shown.weights.shape;
+    const [layers, count, rows] = shown?.weights.shape ?? [1, 1, 1];
     await view.update({
-      ...shown, state, matrixOf,
-      layer: clamped(state.layer, layers), head: clamped(state.head, count), row: clamped(state.row, rows), signal: running.signal,
+      ...shown, state, matrixOf, signal,
+      layer: clamped(state.layer, layers), head: clamped(state.head, count), row: clamped(state.row, rows),
     });
   } catch (error) {
-    fail(error);
+    if (!signal.aborted) fail(error);
   }
+}
+
+/** Browsers allow about 100 changes of the address in 30 s: changes that follow each other are written once. */
+function writeAddress() {
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(() => {
+    try {
+      history.replaceState(null, '', formatState(state) || location.pathname + location.search);
+    } catch { /* too many; the next change writes the whole state */ }
+  }, ADDRESS_MS);
 }
 
 /** Changes the state, its address and what follows from it. */
 function change(patch, needsServer = true) {
   state = {...state, ...patch};
-  history.replaceState(null, '', formatState(state) || location.pathname + location.search);
+  writeAddress();
   fillControls();
   if (needsServer) refresh();
 }
@@ -159,7 +196,7 @@ function chooseRow(row) {
 
 function fillControls() {
   for (const field of forms.flatMap((form) => [...form.elements])) {
-    if (!(field.name in state) || field === document.activeElement) continue;
+    if (!Object.hasOwn(state, field.name) || field === document.activeElement) continue;
     if (field.type === 'checkbox') field.checked = state[field.name];
     else if (field.type === 'radio') field.checked = field.value === state[field.name];
     else field.value = state[field.name];
@@ -188,7 +225,7 @@ function valueOf(field) {
 }
 
 function onControl({target: field}) {
-  if (!(field.name in DEFAULTS) || !field.checkValidity()) return;
+  if (!Object.hasOwn(DEFAULTS, field.name) || !field.checkValidity()) return;
   if (field.name === 's' || field.name === 'n') return;  // by Enter or the button
   const patch = {[field.name]: valueOf(field)};
   // Heads of queries are a multiple of those of keys: one control follows the other.
@@ -245,7 +282,9 @@ function bindControls() {
     change(detail, false);
     render();
   });
+  document.addEventListener('updateview', showView);
   window.addEventListener('hashchange', () => {
+    clearTimeout(addressTimer);
     state = parseState(location.hash);
     fillControls();
     refresh();

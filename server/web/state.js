@@ -12,15 +12,31 @@ export const DEFAULTS = {
 
 const ADDRESS_BYTES = 8000;  // longer pasted numbers stay out of the address
 
-/** Returns the state that a location's hash describes; what it doesn't name has its default. */
+const LIMITS = {  // of numbers: least and most
+  heads: [1, 64], kv: [1, 64], block: [1, 65536], t: [0.1, 5], alpha: [1, 2],
+  layer: [0, 65535], head: [0, 65535], row: [0, 2 ** 31],
+};
+const FRACTIONS = ['t', 'alpha'];  // the other numbers are integers
+const CHOICES = {
+  source: ['sentence', 'files', 'numbers'], align: ['top_left', 'bottom_right'],
+  blocks: ['none', 'diagonal', 'local', 'strided', 'global'], norm: ['softmax', 'sparsemax', 'entmax15', 'entmax'],
+  type: ['FP32', 'FP16', 'BF16', 'FP64'],
+};
+
+/** The value of a field in an address, or undefined if the field can't have it. */
+function valueOf(name, text) {
+  const kind = typeof DEFAULTS[name];
+  if (kind === 'boolean') return text === '1';
+  if (kind === 'string') return CHOICES[name]?.includes(text) ?? true ? text : undefined;
+  const value = text.trim() === '' ? NaN : Number(text), [least, most] = LIMITS[name];
+  return value >= least && value <= most && (FRACTIONS.includes(name) || Number.isInteger(value)) ? value : undefined;
+}
+
+/** Returns the state that a location's hash describes; what it doesn't name, or what can't be, has its default. */
 export function parseState(hash) {
   const state = {...DEFAULTS};
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ''))) {
-    if (!(name in DEFAULTS)) continue;
-    const kind = typeof DEFAULTS[name];
-    if (kind === 'boolean') state[name] = text === '1';
-    else if (kind !== 'number') state[name] = text;
-    else if (Number.isFinite(Number(text))) state[name] = Number(text);
+    if (Object.hasOwn(DEFAULTS, name)) state[name] = valueOf(name, text) ?? DEFAULTS[name];
   }
   return state;
 }

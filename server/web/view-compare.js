@@ -16,9 +16,10 @@ class Compare extends HTMLElement {
 
   async update({call, source, head, row, state, signal}) {
     if (this.shown !== call || this.head !== head) {
-      this.matrices = await Promise.all([false, true].map((isCausal) => this.#matrixOf(call, source, head, isCausal, signal)));
-      this.#sides.forEach(({title, map}, n) => map.show(this.matrices[n], {name: title.textContent, isTable: state.table}));
-      Object.assign(this, {shown: call, head});
+      const matrices = await Promise.all([false, true].map((isCausal) => this.#matrixOf(call, source, head, isCausal, signal)));
+      signal.throwIfAborted();
+      this.#sides.forEach(({title, map}, n) => map.show(matrices[n], {name: title.textContent, isTable: state.table}));
+      Object.assign(this, {shown: call, head, matrices});
     }
     this.#sides.forEach(({map, text}, n) => {
       map.mark(row);

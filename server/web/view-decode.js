@@ -18,7 +18,10 @@ function tokenOf({datatype, shape: [, heads, tokens, size], values}, token) {
   return tensor(datatype, [1, heads, size], row);
 }
 
+const closeCache = ({id}) => ask('rapt/v1/caches/close', {caches: [id]});
+
 class Decode extends HTMLElement {
+  #running = new AbortController();
   #words = el('div', {className: 'chips', 'aria-label': 'Words; those in the cache are coloured', role: 'group'});
   #next = el('button', {type: 'button', className: 'primary'}, 'Append the next word');
   #again = el('button', {type: 'button'}, 'Start again');
@@ -35,28 +38,37 @@ class Decode extends HTMLElement {
     this.append(el('p', {className: 'quiet'},
       'Each step sends one word’s query, key and value. The server appends the key and value to its cache, and attends to all that it has: the rows equal those of one causal call.'),
     this.#words, el('div', {className: 'buttons'}, this.#next, this.#again), this.#message, this.#figures, this.#maps);
-    this.#next.addEventListener('click', () => this.#guard(() => this.#step()));
-    this.#again.addEventListener('click', () => this.#guard(() => this.#restart()));
+    this.#next.addEventListener('click', () => this.#run((signal) => this.#step(signal)));
+    this.#again.addEventListener('click', () => this.#run((signal) => this.#restart(signal)));
   }
 
   disconnectedCallback() {
+    this.#running.abort();
     this.#close().catch(() => {});  // its lease ends it otherwise
   }
 
   async update({call, source, head}) {
     this.head = head;
-    const isNew = this.call !== call;
-    Object.assign(this, {call, source});
-    if (isNew) await this.#guard(() => this.#restart());
-    else if (this.rows?.length) this.#draw();
+    if (this.call !== call) {
+      Object.assign(this, {call, source, rows: []});
+      await this.#run((signal) => this.#restart(signal));
+    } else if (this.rows.length > 0) {
+      this.#draw();
+    }
   }
 
-  async #guard(run) {
+  /** Ends what runs, runs `work` instead, and shows its error. */
+  async #run(work) {
+    this.#running.abort();
+    this.#running = new AbortController();
+    const {signal} = this.#running;
     this.#next.disabled = true;
     try {
-      await run();
+      await work(signal);
+      signal.throwIfAborted();
       this.#message.textContent = '';
     } catch (error) {
+      if (signal.aborted) return;
       this.#message.textContent = error.status === 501 || error.status === 400 && /kv_cache/.test(error.message)
         ? 'This server keeps no caches: start it with --kv_cache_bytes=67108864.' : error.message;
     }
@@ -66,31 +78,37 @@ class Decode extends HTMLElement {
   async #close() {
     const {cache} = this;
     this.cache = null;
-    if (cache) await ask('rapt/v1/caches/close', {caches: [cache.id]});
+    if (cache) await closeCache(cache);
   }
 
-  async #restart() {
+  async #restart(signal) {
     await this.#close();
+    signal.throwIfAborted();
     this.rows = [];
     this.#figures.replaceChildren();
     this.#maps.hidden = true;
     this.#showWords();
-    const {K, V} = this.call.inputs;
+    const {Q, K, V} = this.call.inputs;
+    const causal = {inputs: {Q, K, V}, parameters: {is_causal: true}, isBottomRight: false};
+    this.y = (await attend(causal, 'weights', signal)).y;
     const shape = {layers: 1, kvHeads: K.shape[1], headSize: K.shape[3], valueHeadSize: V.shape[3]};
-    this.cache = await ask('rapt/v1/caches', {shapes: [shape], dtype: K.datatype, leaseMs: LEASE_MS});
-    const causal = {inputs: {Q: this.call.inputs.Q, K, V}, parameters: {is_causal: true}, isBottomRight: false};
-    this.y = (await attend(causal, 'weights')).y;
+    // Without the signal: the server may have made the cache of a request that ends here.
+    const cache = await ask('rapt/v1/caches', {shapes: [shape], dtype: K.datatype, leaseMs: LEASE_MS});
+    if (signal.aborted) await closeCache(cache);
+    else this.cache = cache;
   }
 
-  async #step() {
+  async #step(signal) {
     const at = this.rows.length;
     const {Q, K, V} = this.call.inputs;
     const answer = await ask('rapt/v1/caches/attend', {
       items: [{cache: this.cache.id, rows: 1, newTokens: 1, at, generation: this.cache.generation}],
       q: toMessage(tokenOf(Q, at)), k: toMessage(tokenOf(K, at)), v: toMessage(tokenOf(V, at)),
-    });
+    }, signal);
+    signal.throwIfAborted();
     this.rows.push(fromMessage(answer.y));
-    const {caches: [cache]} = await ask('rapt/v1/caches/get', {caches: [this.cache.id]});
+    const {caches: [cache]} = await ask('rapt/v1/caches/get', {caches: [this.cache.id]}, signal);
+    signal.throwIfAborted();
     this.#showFigures({
       'tokens in the cache': cache.lengths[0], 'memory of its pages': showBytes(Number(cache.bytes)),
       'compute time': `${answer.timing?.computeUs ?? 0} µs`, plan: answer.plan,

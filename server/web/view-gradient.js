@@ -24,8 +24,9 @@ class Gradient extends HTMLElement {
   }
 
   async update({call, y, source, head, row, signal}) {
-    this.#heading.textContent = `What the output of “${source.queryLabels[row]}” depends on`;
     const gradients = await gradientsOf(call, y.shape, head, row, signal);
+    signal.throwIfAborted();
+    this.#heading.textContent = `What the output of “${source.queryLabels[row]}” depends on`;
     const queriesPerKey = call.inputs.Q.shape[1] / call.inputs.K.shape[1];
     for (const {name, map} of this.#maps) {
       const t = gradients[name];

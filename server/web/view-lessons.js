@@ -7,9 +7,9 @@ import {sourceOfSentence} from './sources.js';
 import {headOf, tensor} from './tensor.js';
 import {el, show, table} from './text.js';
 
-const weightsOf = async (call) => headOf((await attend(call, 'weights')).scores, 0);
+const weightsOf = async (call, signal) => headOf((await attend(call, 'weights', signal)).scores, 0);
 const callOf = (q, k, v, parameters = {}, more = {}) => ({inputs: {Q: q, K: k, V: v, ...more}, parameters, isBottomRight: false});
-const warningsOf = async (call) => (await ask('rapt/v1/diagnose', {call: toAttendRequest(call)})).warnings;
+const warningsOf = async (call, signal) => (await ask('rapt/v1/diagnose', {call: toAttendRequest(call)}, signal)).warnings;
 
 function mapOf(values, rowLabels, columnLabels, name, isWeight = true) {
   const map = el('rapt-heat-map');
@@ -51,9 +51,9 @@ function unscaled() {
   return {x: spread, labels: keyLabels};
 }
 
-async function scale() {
+async function scale({signal}) {
   const {x, labels} = unscaled();
-  const sides = await Promise.all([{}, {scale: 1}].map((parameters) => weightsOf(callOf(x, x, x, parameters))));
+  const sides = await Promise.all([{}, {scale: 1}].map((parameters) => weightsOf(callOf(x, x, x, parameters), signal)));
   const slopes = sides.map((weights) => Array.from(weights, (p) => p * (1 - p)));
   return [
     el('p', {}, 'Eight words with 64 numbers each. Products of long vectors are large; 1/√D makes them moderate. p (1 − p) is the slope of the softmax: where it is 0, nothing is learned.'),
@@ -65,13 +65,13 @@ async function scale() {
   ];
 }
 
-async function nan({call, source}) {
+async function nan({call, source, signal}) {
   const {Q, K, V} = call.inputs;
   const token = Math.floor(K.shape[2] / 2);
   const values = new Float32Array(K.values);
   values[token * K.shape[3]] = NaN;
   const broken = {...call, inputs: {...call.inputs, Q, K: tensor(K.datatype, K.shape, values), V}};
-  const [weights, warnings] = await Promise.all([weightsOf(broken), warningsOf(broken)]);
+  const [weights, warnings] = await Promise.all([weightsOf(broken, signal), warningsOf(broken, signal)]);
   return [
     el('p', {}, `The key of “${source.keyLabels[token]}” has one NaN, put there on purpose. Which words does it reach? Switch the causal mask on: which rows recover, and why these?`),
     mapOf(weights, source.queryLabels, source.keyLabels, 'Weights with one NaN'), ...diagnosis(warnings),
@@ -79,7 +79,7 @@ async function nan({call, source}) {
   ];
 }
 
-async function mask({call, source}) {
+async function mask({call, source, signal}) {
   const {Q, K, V} = call.inputs;
   const queries = Q.shape[2], keys = K.shape[2];
   const seen = Uint8Array.from({length: queries * keys}, (_, at) => at % keys <= Math.floor(at / keys));
@@ -90,8 +90,8 @@ async function mask({call, source}) {
     'C: BOOL, but 1 means hidden': callOf(Q, K, V, {}, {attn_mask: tensor('BOOL', shape, seen.map((x) => 1 - x))}),
   };
   const [maps, warnings] = await Promise.all([
-    Promise.all(Object.entries(calls).map(async ([name, c]) => mapOf(await weightsOf(c), source.queryLabels, source.keyLabels, name))),
-    Promise.all(Object.entries(calls).slice(1).map(async ([name, c]) => (await warningsOf(c)).map((text) => `${name}: ${text}`))),
+    Promise.all(Object.entries(calls).map(async ([name, c]) => mapOf(await weightsOf(c, signal), source.queryLabels, source.keyLabels, name))),
+    Promise.all(Object.entries(calls).slice(1).map(async ([name, c]) => (await warningsOf(c, signal)).map((text) => `${name}: ${text}`))),
   ]);
   return [
     el('p', {}, 'One of these three is causal. The others are the two most common mistakes with masks. What gives them away?'),
@@ -102,6 +102,7 @@ async function mask({call, source}) {
 
 const LESSONS = {'Entropy': entropy, 'Scale': scale, 'A NaN': nan, 'A wrong mask': mask};
 
+/** Event: `updateview` when another lesson is chosen. */
 class Lessons extends HTMLElement {
   #name = 'Entropy';
   #buttons = Object.keys(LESSONS).map((name) => el('button', {type: 'button'}, name));
@@ -113,15 +114,16 @@ class Lessons extends HTMLElement {
     for (const button of this.#buttons) {
       button.addEventListener('click', () => {
         this.#name = button.textContent;
-        this.update(this.context);
+        this.dispatchEvent(new CustomEvent('updateview', {bubbles: true}));
       });
     }
   }
 
   async update(context) {
-    this.context = context;
     for (const button of this.#buttons) button.setAttribute('aria-pressed', button.textContent === this.#name);
-    this.#body.replaceChildren(...await LESSONS[this.#name](context));
+    const body = await LESSONS[this.#name](context);
+    context.signal.throwIfAborted();
+    this.#body.replaceChildren(...body);
   }
 }
 customElements.define('rapt-lessons', Lessons);

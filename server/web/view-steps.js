@@ -25,8 +25,9 @@ class Steps extends HTMLElement {
 
   async update({call, source, head, row, signal}) {
     if (this.call !== call) {
-      this.results = await Promise.all(STEPS.map(([step]) => attend(call, step, signal)));
-      this.call = call;
+      const results = await Promise.all(STEPS.map(([step]) => attend(call, step, signal)));
+      signal.throwIfAborted();
+      Object.assign(this, {call, results});
     }
     this.#heading.textContent = `From “${source.queryLabels[row]}” to its output`;
     const rowOf = (t) => {

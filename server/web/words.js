@@ -37,8 +37,8 @@ export class Words extends HTMLElement {
     this.#slider.setAttribute('aria-valuetext', rowLabels[row]);
     this.#title.textContent = `What “${rowLabels[row]}” attends to`;
     const weights = Array.from({length: columns}, (_, n) => values[row * columns + n]);
-    const isSelf = rows === columns;
-    this.#fillText(isSelf ? columnLabels : rowLabels, isSelf ? weights : [], row);
+    const isSelf = rows === columns || rowLabels.every((label, n) => label === columnLabels[n]);
+    this.#fillText(rows === columns ? columnLabels : rowLabels, isSelf ? weights.slice(0, rows) : [], row);
     this.#fillRanking(weights, columnLabels, (n) => hidden?.[row * columns + n]);
   }
 

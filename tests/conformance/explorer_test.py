@@ -71,7 +71,7 @@ class Explorer:
         return self.settle()
 
     def settle(self):
-        self.page.wait_for_selector("rapt-heat-map[aria-busy=false]")
+        self.page.wait_for_selector("#map rapt-heat-map[aria-busy=false]", state="attached")
         return self
 
     def set(self, name, value):
@@ -178,6 +178,10 @@ def assert_shows(explorer, **options):
     np.testing.assert_allclose(explorer.weights(), want, atol=LABEL_STEP + 1e-6)
 
 
+def expect_in_address(explorer, text):
+    expect(explorer.page).to_have_url(re.compile(re.escape(text)))
+
+
 Q, K = np.arange(6)[:, None], np.arange(6)[None, :]
 
 # --- Numbers and controls ---------------------------------------------------------------------------
@@ -228,10 +232,11 @@ def test_a_control_changes_what_the_definition_says(explorer, controls, options)
     for name, value in controls.items():
         text = "1" if value is True else str(value)
         if (name, value) not in [("block", 2)]:
-            assert f"{name}={text}" in explorer.page.url
+            expect_in_address(explorer, f"{name}={text}")
     address = explorer.page.url
     explorer.page.get_by_role("button", name="Reset the controls").click()
     explorer.settle()
+    expect(explorer.page).to_have_url(explorer.url + "/")
     np.testing.assert_array_equal(explorer.weights(), before)
     explorer.page.goto(address)  # the state is in the address
     explorer.page.reload()
@@ -454,8 +459,23 @@ def test_a_layer_of_the_server(browser, tmp_path):
         for head in range(len(want)):
             explorer.page.get_by_role("button", name=f"head {head}").click()
             np.testing.assert_allclose(explorer.weights(), want[head], atol=LABEL_STEP + 1e-6)
-        assert "model=gpt2_block" in explorer.page.url
+        expect_in_address(explorer, "model=gpt2_block")
         explorer.keep_picture("layer")
+
+
+def test_a_layer_with_a_key_of_its_own(browser, tmp_path):
+    config, tensors = make_layers.layers()["torch_block"]
+    extra = {name: np.ones((1, 1, 32), np.float32) for name in ("bias_k", "bias_v")}
+    make_layers.write_layer(tmp_path / "own_key", config, tensors | extra)
+    with RaptServer(f"--model_repository={tmp_path}") as server, open_page(browser, f"http://{server.http_address}") as explorer:
+        explorer.open("#model=own_key&view=lines").type("one two three")
+        assert explorer.weights().shape == (3, 4)
+        assert explorer.page.locator("#map .column-labels span").all_text_contents() == ["one", "two", "three", "bias_k"]
+        words = explorer.page.locator("rapt-words [role=radio]")
+        assert words.all_text_contents() == ["one", "two", "three"]
+        shares = words.evaluate_all("words => words.map(word => Number(word.style.getPropertyValue('--weight')))")
+        row = explorer.weights()[0, :3]
+        np.testing.assert_allclose(shares, row / row.max(), atol=0.01)
 
 
 def test_a_wrong_file_is_explained(explorer, tmp_path):
@@ -478,7 +498,7 @@ def test_pasted_numbers(explorer):
         explorer.settle()
         want = attention(matrices[0], matrices[0 if count == 1 else 1])
         np.testing.assert_allclose(explorer.weights(), want, atol=LABEL_STEP + 1e-6)
-    assert "n=%5B1.0" in explorer.page.url
+    expect_in_address(explorer, "n=%5B1.0")
     box.fill("1 2\n3")
     show.click()
     expect(explorer.page.get_by_role("status")).to_have_text("Line 2 of a matrix has 1 numbers; the first line has 2.")
@@ -598,6 +618,88 @@ def test_a_thousand_words(explorer):
     explorer.keep_picture("thousand-words")
 
 
+def forget_status(explorer, status):
+    """Forgets the browser's own lines about answers that a test wants."""
+    explorer.page.wait_for_load_state("networkidle")
+    explorer.complaints[:] = [text for text in explorer.complaints if str(status) not in text]
+
+
+# --- Answers that come late -------------------------------------------------------------------------
+
+
+class Held:
+    """Requests of a page that wait until they are let go."""
+
+    def __init__(self, page, pattern):
+        self.page, self.pattern, self.routes, self.holds = page, pattern, [], True
+        page.route(pattern, lambda route: self.routes.append(route) if self.holds else route.continue_())
+
+    def wait_for(self, count):
+        for _ in range(200):
+            if len(self.routes) >= count:
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"{len(self.routes)} of {count} requests to {self.pattern}")
+
+    def let_go(self, order=slice(None)):
+        self.holds = False
+        for route in self.routes[order]:
+            route.continue_()
+        self.page.wait_for_load_state("networkidle")
+
+
+def test_a_view_shows_the_last_choice(explorer):
+    explorer.open("#view=gradient")
+    grid = explorer.page.locator("rapt-gradient [role=grid]").first
+    expect(grid).to_have_attribute("aria-label", "dQ for the₁")
+    held = Held(explorer.page, "**/attention_backward/infer")
+    for count, word in enumerate(["cat", "mat"], 1):
+        explorer.page.get_by_role("radio", name=word).click()
+        held.wait_for(count)
+    # The heading and the maps are of one answer.
+    expect(explorer.page.get_by_role("heading", name="What the output of “the₁” depends on")).to_be_visible()
+    held.let_go(slice(None, None, -1))
+    expect(grid).to_have_attribute("aria-label", "dQ for mat")
+    explorer.page.wait_for_timeout(200)  # in which the answer for “cat” must change nothing
+    expect(grid).to_have_attribute("aria-label", "dQ for mat")
+    expect(explorer.page.get_by_role("heading", name="What the output of “mat” depends on")).to_be_visible()
+
+
+def test_a_lesson_shows_the_last_choice(explorer):
+    explorer.open("#view=lessons")
+    held = Held(explorer.page, "**/rapt/v1/diagnose")
+    explorer.page.get_by_role("button", name="A NaN").click()
+    held.wait_for(1)
+    explorer.page.get_by_role("button", name="Entropy").click()
+    expect(explorer.page.locator("rapt-lessons table")).to_be_visible()
+    held.let_go()
+    explorer.page.wait_for_timeout(200)
+    expect(explorer.page.locator("rapt-lessons table")).to_be_visible()
+    explorer.page.route("**/rapt/v1/diagnose", lambda route: route.fulfill(status=400, json={"error": "no diagnosis today"}))
+    explorer.page.get_by_role("button", name="A NaN").click()
+    expect(explorer.page.get_by_role("status")).to_have_text("no diagnosis today")
+    forget_status(explorer, 400)
+
+
+def test_caches_that_come_too_late_are_closed(explorer, server):
+    held = Held(explorer.page, "**/rapt/v1/caches")
+    explorer.page.goto(f"{explorer.url}/#view=decode")
+    held.wait_for(1)
+    explorer.page.locator("[name=causal]").check()  # another call, with a cache of its own
+    held.wait_for(2)
+    explorer.page.get_by_role("button", name="Start again").click()
+    held.wait_for(3)
+    explorer.page.get_by_role("tab", name="Lines").click()
+    held.let_go(slice(None, None, -1))
+    caches = None
+    for _ in range(100):
+        caches = json.loads(fetch(server, "/rapt/v1/caches")[2]).get("caches", [])
+        if not caches and sum(r.url.endswith("/caches/close") for r in explorer.sent) == 3:
+            break
+        explorer.page.wait_for_timeout(50)
+    assert caches == [] and sum(r.url.endswith("/caches/close") for r in explorer.sent) == 3
+
+
 # --- Errors -----------------------------------------------------------------------------------------
 
 
@@ -606,8 +708,53 @@ def test_an_error_of_the_server_is_shown(explorer):
     status = explorer.page.get_by_role("status")
     expect(status).to_contain_text("head_sink")
     expect(status).to_have_class("error")
-    explorer.page.wait_for_load_state("networkidle")
-    explorer.complaints[:] = [text for text in explorer.complaints if "400" not in text]  # the browser's own line
+    forget_status(explorer, 400)
+
+
+def test_after_an_error_nothing_of_the_call_before_is_shown(explorer):
+    explorer.open("#sink=1")
+    parts = [explorer.page.locator(part) for part in ("#map rapt-heat-map", "rapt-words h2", "rapt-compare")]
+    buttons = [explorer.page.get_by_role("button", name=name, exact=True) for name in (".npy", "PNG", "SVG")]
+    copying = explorer.page.get_by_role("button", name="Copy Python")
+    for name, value, is_wrong in [("norm", "sparsemax", True), ("norm", "softmax", False), ("source", "files", True), ("source", "sentence", False)]:
+        if name == "source":
+            explorer.page.locator(f"[value={value}]").check(force=True)
+            explorer.settle()
+        else:
+            explorer.set(name, value)
+        for part in (*parts, copying):
+            expect(part).to_be_hidden() if is_wrong else expect(part).to_be_visible()
+        for button in buttons:
+            expect(button).to_be_disabled() if is_wrong else expect(button).to_be_enabled()
+    assert_shows(explorer, sink=1)
+    forget_status(explorer, 400)
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["heads=1000000000", "heads=1.5", "heads=-1", "kv=0", "row=-1", "row=1.5", "head=-3", "layer=", "t=0", "t=1e99", "block=0&blocks=local",
+     "view=constructor", "blocks=toString", "norm=hardmax", "type=INT8", "source=nowhere", "align=middle", "constructor=1", "__proto__=1"],
+)
+def test_an_address_that_can_not_be(explorer, state):
+    explorer.open("#" + state)
+    if "local" in state:
+        return assert_shows(explorer, visible=abs(Q // 2 - K // 2) <= 1)
+    assert_shows(explorer)
+    expect(explorer.page.locator("rapt-compare")).to_be_visible()
+
+
+def test_a_browser_that_refuses_addresses(explorer):
+    explorer.page.add_init_script(
+        "window.writes = 0; history.replaceState = () => { ++window.writes; throw new DOMException('too many', 'SecurityError'); };"
+    )
+    explorer.open()
+    explorer.page.locator("[name=t]").evaluate(
+        "field => { for (let n = 1; n <= 200; ++n) { field.value = n % 2 ? 0.5 : 2; field.dispatchEvent(new Event('input', {bubbles: true})); } }"
+    )
+    explorer.settle()
+    assert_shows(explorer, scale=0.5 / math.sqrt(6))
+    explorer.page.wait_for_timeout(500)
+    assert 0 < explorer.page.evaluate("window.writes") < 20
 
 
 # --- Everybody --------------------------------------------------------------------------------------
