@@ -4,7 +4,9 @@
 #include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,9 +17,40 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr size_t kMaxShownBytes = 64;  // of a text from the file, in errors
+
+// The functions of Json are recursive: deeper values could overflow the stack.
+constexpr int kMaxDepth = 64;
+
+// Parses a file. A name that an object has twice is an error, not the value that the parser keeps.
+absl::StatusOr<Json> ParseFile(absl::string_view text) {
+  absl::Status status;
+  std::vector<std::set<std::string>> names;  // of the objects around the value, by depth
+  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
+    if (!status.ok()) return false;
+    if (event == Json::parse_event_t::key) {
+      const auto& name = value.get_ref<const std::string&>();
+      if (names[static_cast<size_t>(depth) - 1].insert(name).second) return true;
+      status = Invalid(name.substr(0, kMaxShownBytes), " is given twice");
+    } else if (depth >= kMaxDepth) {
+      status = Invalid("arrays and objects are nested more than ", kMaxDepth, " deep");
+    } else if (event == Json::parse_event_t::object_start) {
+      names.resize(static_cast<size_t>(depth));
+      names.resize(static_cast<size_t>(depth) + 1);
+    }
+    return status.ok();
+  };
+  Json root = Json::parse(text.begin(), text.end(), check, /*allow_exceptions=*/false);
+  if (!status.ok()) return status;
+  if (!root.is_object()) return Invalid("the file is not a JSON object");
+  return root;
+}
+
 // A value as errors show it.
 std::string TextOf(const Json& value) {
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 64);
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return "an array";
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, kMaxShownBytes);
 }
 
 // Reads the members of an object; keeps the first error.
@@ -27,7 +60,7 @@ class ObjectReader {
   ObjectReader(const Json& object, std::string path, absl::Status& status)
       : object_(object), path_(std::move(path)), status_(status) {}
 
-  // Reads the first of several names of one setting. Leaves `out` if none has a value.
+  // Reads a setting that may have several names. Leaves `out` if none has a value.
   void Read(std::initializer_list<const char*> names, std::optional<int64_t>& out) {
     const Json* const value = Find(names);
     if (value == nullptr) return;
@@ -57,15 +90,22 @@ class ObjectReader {
     out = value->get<std::string>();
   }
 
-  // Returns the first of these names that has a value other than null; null if none has.
+  // Returns the value of these names of one setting, which must not differ; null if none has a
+  // value other than null.
   const Json* Find(std::initializer_list<const char*> names) {
+    const Json* found = nullptr;
     for (const char* name : names) {
       const auto value = object_.find(name);
       if (value == object_.end() || value->is_null()) continue;
-      name_ = name;
-      return &*value;
+      if (found == nullptr) {
+        found = &*value;
+        name_ = name;
+      } else if (*value != *found) {
+        status_.Update(Invalid(path_, name_, " is ", TextOf(*found), " and ", path_, name, " is ",
+                               TextOf(*value), "; they must be equal"));
+      }
     }
-    return nullptr;
+    return found;
   }
 
   // Rejects a value other than those that leave attention as a layer computes it.
@@ -103,6 +143,8 @@ void RejectOtherAttention(const Json& root, ObjectReader& reader) {
   reader.Allow("position_embedding_type", {"absolute"});
   reader.Allow("scale_attn_weights", {true});
   reader.Allow("scale_attn_by_inverse_layer_idx", {false});
+  reader.Allow("no_rope_layers", {});
+  reader.Allow("clip_qkv", {});
   // Mistral's and Qwen's: Qwen's applies only if it is turned on.
   if (root.value("use_sliding_window", Json(true)) != Json(false)) {
     reader.Allow("sliding_window", {});
@@ -117,6 +159,7 @@ void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& st
   reader.Read({"head_dim", "d_kv"}, settings.head_size);
   reader.Read({"rope_theta"}, settings.rope_theta);
   reader.Read({"partial_rotary_factor"}, settings.rotary_factor);
+  reader.Read({"attention_multiplier"}, settings.scale);  // Granite's
   reader.Read({"rms_norm_eps"}, settings.norm_epsilon);
   reader.Read({"relative_attention_max_distance"}, settings.max_distance);
   reader.Read({"pad_token_id"}, settings.pad_token_id);
@@ -126,6 +169,11 @@ void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& st
   if (rope == nullptr) return;
   if (!rope->is_object()) {
     return status.Update(Invalid("rope_parameters is ", TextOf(*rope), "; it must be an object"));
+  }
+  for (const auto& [name, value] : rope->items()) {
+    if (!value.is_object()) continue;  // of a type of layers
+    return status.Update(Invalid("rope_parameters.", name.substr(0, kMaxShownBytes),
+                                 " is an object; a layer has one rope_theta, in rope_parameters"));
   }
   ObjectReader parameters(*rope, "rope_parameters.", status);
   parameters.Read({"rope_theta"}, settings.rope_theta);
@@ -144,8 +192,8 @@ void ReadOwn(const Json& own, LayerSettings& settings, absl::Status& status) {
     const bool is_known =
         std::find(std::begin(kOwnNames), std::end(kOwnNames), name) != std::end(kOwnNames);
     if (!is_known) {
-      return status.Update(Invalid("rapt.", name.substr(0, 64), " is unknown; rapt may have ",
-                                   absl::StrJoin(kOwnNames, ", ")));
+      return status.Update(Invalid("rapt.", name.substr(0, kMaxShownBytes),
+                                   " is unknown; rapt may have ", absl::StrJoin(kOwnNames, ", ")));
     }
   }
   ObjectReader reader(own, "rapt.", status);
@@ -165,12 +213,12 @@ absl::StatusOr<LayerSettings> ParseLayerSettings(absl::string_view json) {
     return Invalid("the file has ", json.size(), " bytes; at most ", kMaxConfigBytes,
                    " are allowed");
   }
-  const Json root = Json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return Invalid("the file is not a JSON object");
+  const absl::StatusOr<Json> root = ParseFile(json);
+  if (!root.ok()) return root.status();
   LayerSettings settings;
   absl::Status status;
-  ReadHuggingFace(root, settings, status);
-  if (const auto own = root.find("rapt"); own != root.end()) ReadOwn(*own, settings, status);
+  ReadHuggingFace(*root, settings, status);
+  if (const auto own = root->find("rapt"); own != root->end()) ReadOwn(*own, settings, status);
   if (const auto part = settings.rotary_factor; part && !(*part > 0 && *part <= 1)) {
     status.Update(Invalid("partial_rotary_factor is ", *part, "; it must be in (0, 1]"));
   }

@@ -34,7 +34,8 @@ struct LayerSettings {
 };
 
 // Reads the text of config.json. Returns InvalidArgument with the name, the value and what is
-// allowed: for a value of the wrong kind, an unknown name in "rapt", and for settings of Hugging
+// allowed: for a value of the wrong kind, an unknown name in "rapt", a name that is
+// given twice, different values of one setting, and for settings of Hugging
 // Face's models that change attention in a way that a layer does not compute. Ignores other names.
 absl::StatusOr<LayerSettings> ParseLayerSettings(absl::string_view json);
 

@@ -63,7 +63,7 @@ TEST(LayerSettingsTest, ReadsTheNamesOfOtherModels) {
 
 TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
   EXPECT_THAT(MessageFor(R"({"rope_scaling": {"type": "linear"}})"),
-              HasSubstr(R"(rope_scaling is {"type":"linear"}; it must be null)"));
+              HasSubstr("rope_scaling is an object; it must be null"));
   EXPECT_THAT(MessageFor(R"({"position_embedding_type": "relative_key"})"),
               HasSubstr(R"(position_embedding_type is "relative_key"; it must be "absolute")"));
   EXPECT_THAT(MessageFor(R"({"sliding_window": 4096})"), HasSubstr("sliding_window is 4096"));
@@ -72,7 +72,42 @@ TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
   MessageFor(R"({"scale_attn_weights": false})");
   MessageFor(R"({"scale_attn_by_inverse_layer_idx": true})");
   MessageFor(R"({"rope_parameters": {"rope_type": "yarn"}})");
+  EXPECT_THAT(MessageFor(R"({"no_rope_layers": [1, 0]})"),
+              HasSubstr("no_rope_layers is an array; it must be null"));
+  EXPECT_THAT(MessageFor(R"({"clip_qkv": 8.0})"), HasSubstr("clip_qkv is 8.0; it must be null"));
+  EXPECT_THAT(MessageFor(R"({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}})"),
+              HasSubstr("rope_parameters.full_attention is an object; a layer has one rope_theta"));
   EXPECT_TRUE(ParseLayerSettings(R"({"sliding_window": 4096, "use_sliding_window": false})").ok());
+}
+
+TEST(LayerSettingsTest, ReadsTheScaleOfGranite) {
+  const auto settings = ParseLayerSettings(R"({"attention_multiplier": 0.25})");
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->scale, 0.25);
+  EXPECT_EQ(ParseLayerSettings(R"({"attention_multiplier": 0.25, "rapt": {"scale": 2}})")->scale,
+            2);
+}
+
+TEST(LayerSettingsTest, RejectsContradictions) {
+  EXPECT_THAT(MessageFor(R"({"hidden_size": 64, "n_embd": 32})"),
+              HasSubstr("hidden_size is 64 and n_embd is 32; they must be equal"));
+  EXPECT_TRUE(ParseLayerSettings(R"({"hidden_size": 64, "n_embd": 64, "d_model": null})").ok());
+  EXPECT_THAT(MessageFor(R"({"rope_theta": 100, "rope_theta": 200})"),
+              HasSubstr("rope_theta is given twice"));
+  EXPECT_THAT(MessageFor(R"({"rapt": {"scale": 1, "scale": 2}})"),
+              HasSubstr("scale is given twice"));
+  EXPECT_TRUE(ParseLayerSettings(R"({"a": [{"n": 1}, {"n": 2}], "b": {"n": 3}})").ok());
+}
+
+// Balanced brackets, which the parser accepts; recursion over them would overflow the stack.
+TEST(LayerSettingsTest, RejectsDeepNesting) {
+  constexpr size_t kDepth = kMaxConfigBytes / 2 - 100;
+  const std::string deep = std::string(kDepth, '[') + std::string(kDepth, ']');
+  for (const char* name :
+       {"hidden_size", "use_sliding_window", "sliding_window", "rapt", "other"}) {
+    EXPECT_THAT(MessageFor(absl::StrCat("{\"", name, "\":", deep, "}")),
+                HasSubstr("nested more than"));
+  }
 }
 
 TEST(LayerSettingsTest, RejectsUnknownNamesAndWrongValues) {
@@ -91,6 +126,8 @@ TEST(LayerSettingsTest, RejectsUnknownNamesAndWrongValues) {
     MessageFor(json);
   }
   MessageFor(std::string(kMaxConfigBytes / 2, '['));
+  EXPECT_THAT(MessageFor(R"({"hidden_size": {"a": 1}})"), HasSubstr("hidden_size is an object;"));
+  EXPECT_THAT(MessageFor(R"({"hidden_size": [1]})"), HasSubstr("hidden_size is an array;"));
   MessageFor(absl::StrCat("{}", std::string(kMaxConfigBytes, ' ')));
 }
 
