@@ -100,8 +100,7 @@ absl::StatusOr<Computed> ComputeHere(const LayerFlags& flags, const OperatorInpu
   const absl::StatusOr<LayerFiles> files = ReadLayerFiles(flags.model);
   if (!files.ok()) return files.status();
   ThreadPool pool(ReadHostLimits().cores);
-  absl::StatusOr<std::shared_ptr<const Layer>> layer =
-      MakeLayer(files->config, files->weights, pool);
+  absl::StatusOr<std::shared_ptr<const Layer>> layer = MakeLayer(*files, pool);
   if (!layer.ok()) return layer.status();
   LayerCall call{.inputs = inputs.Specs(),
                  .wants_weights = flags.weights && !flags.average,

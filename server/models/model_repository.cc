@@ -18,6 +18,13 @@
 namespace rapt {
 namespace {
 
+// Returns whether a folder has a file of a model. Others, such as lost+found, are not errors.
+bool HasFiles(const std::filesystem::path& folder) {
+  std::error_code unknown;  // as without the file
+  return std::filesystem::exists(folder / kConfigFile, unknown) ||
+         std::filesystem::exists(folder / kWeightsFile, unknown);
+}
+
 // A layer with its part of the budget.
 struct ChargedLayer {
   AdmissionGate::LongReservation memory;
@@ -27,7 +34,7 @@ struct ChargedLayer {
 absl::StatusOr<std::shared_ptr<const Layer>> Pack(const LayerFiles& files, int threads) {
   try {
     ThreadPool pool(threads);
-    return MakeLayer(files.config, files.weights, pool);
+    return MakeLayer(files, pool);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("the system has no memory for the weights");
   } catch (const std::system_error& error) {
@@ -47,7 +54,14 @@ absl::StatusOr<std::vector<std::string>> ModelRepository::Folders() const {
   for (auto entry = std::filesystem::directory_iterator(options_.folder, error);
        !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     std::string name = entry->path().filename().string();
-    if (name[0] != '.' && entry->is_directory()) names.push_back(std::move(name));
+    std::error_code unknown;
+    if (name[0] == '.' || entry->is_regular_file(unknown)) continue;
+    if (HasFiles(entry->path())) {
+      names.push_back(std::move(name));
+    } else {
+      Log(LogLevel::kWarning, "no model: the folder has neither config.json nor model.safetensors",
+          {{"folder", name}});
+    }
   }
   if (error) return Invalid("--model_repository can't be read: ", error.message());
   std::sort(names.begin(), names.end());
@@ -89,14 +103,27 @@ absl::StatusOr<std::shared_ptr<const ServedLayer>> ModelRepository::Make(
       ServedLayer{std::make_shared<const std::string>(name), {std::move(charged), packed}});
 }
 
+void ModelRepository::ForgetRemoved() {
+  std::vector<std::string> removed;
+  for (const Entry& entry : Describe()) {
+    if (!entry.is_loaded) removed.push_back(entry.name);
+  }
+  // Without mutex_, for which requests wait: a file system may take long to answer.
+  std::erase_if(removed, [&](const std::string& name) {
+    std::error_code unknown;  // the folder may exist, then
+    return std::filesystem::status(PathOf(name), unknown).type() !=
+           std::filesystem::file_type::not_found;
+  });
+  MutexLock lock(mutex_);
+  for (const std::string& name : removed) models_.erase(name);
+}
+
 absl::Status ModelRepository::Load(const std::string& name) {
   if (absl::Status status = CheckName(name); !status.ok()) return status;
   MutexLock loading(loading_);
+  ForgetRemoved();
   {
     MutexLock lock(mutex_);
-    std::erase_if(models_, [&](const auto& model) {
-      return model.second == nullptr && !std::filesystem::exists(PathOf(model.first));
-    });
     if (models_.size() >= kMaxModels && !models_.contains(name)) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "model '", name, "': the repository has ", models_.size(), " models, the most allowed"));

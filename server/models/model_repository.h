@@ -49,14 +49,16 @@ class ModelRepository {
   ModelRepository(Options options, AdmissionGate& gate)
       : options_(std::move(options)), gate_(gate) {}
 
-  // Loads every folder of the repository, apart from hidden ones. Returns the first error, with the
+  // Loads every folder of the repository, apart from hidden ones and, with a warning, those that
+  // have neither file of a model. Returns the first error, with the
   // model's name; Cancelled as soon as `stop_requested` returns true.
   absl::Status LoadAll(absl::FunctionRef<bool()> stop_requested);
 
   // Reads the model's folder again and replaces the layer, which calls in flight still use. After
   // an error the model is what it was before. Returns InvalidArgument for a name that no folder may
-  // have and for files that make no layer, NotFound without files, ResourceExhausted, with needed
-  // and allowed bytes, if the budget has no room for the weights beside all others.
+  // have and for files that make no layer, NotFound without files, Aborted for files that change
+  // meanwhile, ResourceExhausted, with needed and allowed bytes, if the budget has no room for the
+  // weights beside all others.
   absl::Status Load(const std::string& name);
 
   // Ends the service of a model; its memory is free once its last call has ended. NotFound for an
@@ -76,6 +78,8 @@ class ModelRepository {
   absl::StatusOr<std::vector<std::string>> Folders() const;
   absl::Status CheckName(absl::string_view name) const;
   absl::StatusOr<std::shared_ptr<const ServedLayer>> Make(const std::string& name) const;
+  // Forgets models that were unloaded and whose folder does not exist.
+  void ForgetRemoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(loading_);
   std::string PathOf(const std::string& name) const;
 
   const Options options_;

@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/bus_error_guard.h"
 #include "base/checked_math.h"
 #include "base/descriptor.h"
-#include "server/shared_memory/bus_error_guard.h"
 
 namespace rapt {
 namespace {

@@ -4,6 +4,8 @@ protocol's methods for repositories."""
 import contextlib
 import json
 import math
+import os
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -496,9 +498,45 @@ def test_the_start_fails_by_name(tmp_path):
         assert f"model '{name}'" in log and message in log
     make_layers.write_layer(tmp_path / "taken/attention", config, tensors)
     assert "model 'attention' is built in" in start_fails(tmp_path / "taken")
-    (tmp_path / "empty/folder").mkdir(parents=True)
-    assert "model 'folder': config.json" in start_fails(tmp_path / "empty")
+    make_layers.write_layer(tmp_path / "half/folder", config, tensors)
+    (tmp_path / "half/folder/config.json").unlink()
+    assert "model 'folder': config.json" in start_fails(tmp_path / "half")
     assert "--model_repository can't be read" in start_fails(tmp_path / "absent")
+
+
+def test_folders_that_are_no_models_are_left_alone(tmp_path):
+    make_layers.write_layer(tmp_path / "a", *constant_layer(1))
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "README").write_text("")
+    with serving(tmp_path) as (server, client):
+        loaded = {model["name"] for model in client.get_model_repository_index(as_json=True)["models"]}
+        assert "a" in loaded and not loaded & {"lost+found", "loop", "README"}
+
+
+def test_a_folder_that_can_not_be_read_leaves_the_server_alone(tmp_path):
+    make_layers.write_layer(tmp_path / "a", *constant_layer(1))
+    make_layers.write_layer(tmp_path / "b", *constant_layer(2))
+    with serving(tmp_path) as (_, client):
+        client.unload_model("b")
+        shutil.rmtree(tmp_path / "b")
+        (tmp_path / "b").symlink_to("b")
+        client.load_model("a")
+        index = {model["name"]: model for model in client.get_model_repository_index(as_json=True)["models"]}
+        assert index["b"]["reason"] == "unloaded"
+        (tmp_path / "b").unlink()
+        client.load_model("a")
+        index = {model["name"] for model in client.get_model_repository_index(as_json=True)["models"]}
+        assert "a" in index and "b" not in index
+
+
+def test_pipes_are_no_files(tmp_path):
+    make_layers.write_layer(tmp_path / "a", *constant_layer(1))
+    with serving(tmp_path) as (_, client):
+        (tmp_path / "a/model.safetensors").unlink()
+        os.mkfifo(tmp_path / "a/model.safetensors")
+        with pytest.raises(InferenceServerException, match="model.safetensors: .* not a regular file"):
+            client.load_model("a")
 
 
 def test_weights_that_do_not_fit_are_refused_with_needed_and_allowed_bytes(tmp_path):

@@ -407,4 +407,11 @@ absl::StatusOr<LayerFiles> ReadLayerFiles(const std::string& folder) {
   return ReadLayerFiles({config->content().data(), config->content().size()}, *std::move(file));
 }
 
+absl::StatusOr<std::shared_ptr<const Layer>> MakeLayer(const LayerFiles& files, ThreadPool& pool) {
+  absl::StatusOr<std::shared_ptr<const Layer>> layer = MakeLayer(files.config, files.weights, pool);
+  if (!layer.ok() || files.file.unchanged()) return layer;
+  return absl::AbortedError(
+      absl::StrCat(kWeightsFile, ": the file was changed while it was read; load it again"));
+}
+
 }  // namespace rapt

@@ -2,6 +2,7 @@
 #ifndef RAPT_ATTENTION_LAYER_FILES_LAYER_FILES_H_
 #define RAPT_ATTENTION_LAYER_FILES_LAYER_FILES_H_
 
+#include <memory>
 #include <set>
 #include <string>
 
@@ -9,13 +10,14 @@
 #include "absl/strings/string_view.h"
 #include "attention/layer/files/safetensors.h"
 #include "attention/layer/layer.h"
+#include "base/thread_pool.h"
 
 namespace rapt {
 
 inline constexpr char kConfigFile[] = "config.json";
 inline constexpr char kWeightsFile[] = "model.safetensors";
 
-// Movable. MakeLayer() reads `weights` in the file, which must not be truncated until then.
+// Movable. `weights` lie in the file.
 struct LayerFiles {
   Safetensors file;
   LayerConfig config = {};
@@ -34,6 +36,10 @@ absl::StatusOr<LayerFiles> ReadLayerFiles(const std::string& folder);
 
 // The same for the text of config.json and the tensors of an index.
 absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors file);
+
+// Packs the weights, after which the file is not used. Returns what MakeLayer() of layer.h returns,
+// or Aborted if the file was changed since it was opened.
+absl::StatusOr<std::shared_ptr<const Layer>> MakeLayer(const LayerFiles& files, ThreadPool& pool);
 
 }  // namespace rapt
 

@@ -25,8 +25,7 @@ struct SavedTensor {
   absl::Span<const std::byte> bytes;  // row-major, with any alignment
 };
 
-// The tensors of a file. They are read in place: the file must not be truncated while this exists.
-// Immutable; may be shared by threads.
+// The tensors of a file. They are read in place. Immutable; may be shared by threads.
 class Safetensors {
  public:
   // Of the index. As in the reference implementation.
@@ -45,6 +44,8 @@ class Safetensors {
   const std::map<std::string, SavedTensor>& tensors() const { return tensors_; }
   // Returns null if there is no such tensor.
   const SavedTensor* Find(const std::string& name) const;
+  // Returns whether the bytes that were read so far are those of the file when it was opened.
+  bool unchanged() const { return file_ == nullptr || file_->unchanged(); }
 
  private:
   explicit Safetensors(std::map<std::string, SavedTensor> tensors) : tensors_(std::move(tensors)) {}

@@ -2,7 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -248,6 +251,26 @@ TEST_F(LayerFilesTest, SettingsThatAreNeededAreNamed) {
               HasSubstr("no naming fits the tensors under the prefix 'no.'"));
   EXPECT_THAT(MessageFor(Torch(), R"({"rapt": {"naming": "keras"}})"),
               HasSubstr("rapt.naming is 'keras'; it must be one of torch, llama"));
+}
+
+TEST_F(LayerFilesTest, WeightsThatAreCutOffMeanwhileAreAnError) {
+  const std::filesystem::path folder =
+      testing::TempDir() + "layer_files_test." + std::to_string(getpid());
+  std::filesystem::create_directories(folder);
+  constexpr int64_t kSize = 512;  // many pages
+  std::ofstream(folder / kWeightsFile)
+      << SaveTensors({Counting("W_q", {kSize, kSize}), Counting("W_k", {kSize, kSize}),
+                      Counting("W_v", {kSize, kSize})});
+  std::ofstream(folder / kConfigFile) << "{}";
+  ThreadPool pool(2);
+  const auto layer = ReadLayerFiles(folder.string());
+  ASSERT_TRUE(layer.ok()) << layer.status();
+  EXPECT_TRUE(MakeLayer(*layer, pool).ok());
+  std::filesystem::resize_file(folder / kWeightsFile, 4096);
+  const absl::Status cut = MakeLayer(*layer, pool).status();
+  EXPECT_EQ(cut.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(cut.message()), HasSubstr("model.safetensors: the file was changed"));
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(LayerFilesTest, AFolderWithoutFilesIsNotFound) {

@@ -1,5 +1,5 @@
-#ifndef RAPT_SERVER_SHARED_MEMORY_BUS_ERROR_GUARD_H_
-#define RAPT_SERVER_SHARED_MEMORY_BUS_ERROR_GUARD_H_
+#ifndef RAPT_BASE_BUS_ERROR_GUARD_H_
+#define RAPT_BASE_BUS_ERROR_GUARD_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -21,8 +21,8 @@ class BusErrorGuard {
   // Bounded because the handler searches all guards.
   static constexpr int kMaxGuards = 1024;
 
-  // Returns nullopt if there are kMaxGuards already. REQUIRES: the range is whole pages, readable
-  // and writable.
+  // Returns nullopt if there are kMaxGuards already. REQUIRES: the range is whole pages. It may
+  // be written to only if it is writable.
   static std::optional<BusErrorGuard> Protect(std::byte* begin, int64_t bytes);
 
   BusErrorGuard(BusErrorGuard&& other) noexcept : slot_(std::exchange(other.slot_, kNone)) {}
@@ -41,4 +41,4 @@ class BusErrorGuard {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_SHARED_MEMORY_BUS_ERROR_GUARD_H_
+#endif  // RAPT_BASE_BUS_ERROR_GUARD_H_

@@ -1,4 +1,4 @@
-#include "server/shared_memory/bus_error_guard.h"
+#include "base/bus_error_guard.h"
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
