@@ -1,5 +1,5 @@
 // A call of attention: a source's tensors with the controls' attributes.
-import {ask, fromMessage, infer, toMessage} from './server.js';
+import {ask, fromMessage, infer, ServerError, toMessage} from './server.js';
 import {sizeOf, tensor} from './tensor.js';
 
 /**
@@ -94,19 +94,32 @@ export function toAttendRequest({inputs, parameters: p, isBottomRight}) {
  */
 export async function attend(call, step, signal) {
   const mode = STEPS.indexOf(step);
-  if (call.isBottomRight) {
-    const answer = await ask('rapt/v1/attend', {...toAttendRequest(call), scoreOutput: mode + 1}, signal);
-    return {
-      scores: fromMessage(answer.scores), y: fromMessage(answer.y), plan: answer.plan, computeUs: Number(answer.timing?.computeUs ?? 0),
-    };
-  }
+  const {Q, K} = call.inputs;
+  if (call.isBottomRight && Q.shape[2] !== K.shape[2]) return attendInJson(call, mode, signal);
   const parameters = {...call.parameters, qk_matmul_output_mode: mode};
   const {outputs, plan, computeUs} = await infer('attention', {inputs: call.inputs, parameters}, ['Y', 'qk_matmul_output'], signal);
   return {scores: outputs.qk_matmul_output, y: outputs.Y, plan, computeUs};
 }
 
+/** For the alignment that the Open Inference Protocol does not have; with as many keys as queries both are the same. */
+async function attendInJson(call, mode, signal) {
+  try {
+    const answer = await ask('rapt/v1/attend', {...toAttendRequest(call), scoreOutput: mode + 1}, signal);
+    return {
+      scores: fromMessage(answer.scores), y: fromMessage(answer.y), plan: answer.plan, computeUs: Number(answer.timing?.computeUs ?? 0),
+    };
+  } catch (error) {
+    if (error.status !== 413) throw error;
+    throw new ServerError('The alignment “last query with last key” is computed by a call in JSON, and this one is longer than the server’s --max_json_bytes. Show fewer tokens or heads.', 413);
+  }
+}
+
 /** Marks what the mask hides, by the server's scores after it. */
-export const hiddenOf = (biased) => Uint8Array.from(biased.values, (score) => score === -Infinity);
+export function hiddenOf({values}) {
+  const hidden = new Uint8Array(values.length);
+  for (let at = 0; at < values.length; ++at) hidden[at] = values[at] === -Infinity;
+  return hidden;
+}
 
 /** The gradients of Q, K and V for a gradient of Y that is 1 in the row of a query, 0 elsewhere. */
 export async function gradientsOf(call, yShape, head, row, signal) {

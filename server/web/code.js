@@ -1,5 +1,5 @@
 // A call as code that gives the same numbers: Python, C++, curl.
-import {serverUrl} from './server.js';
+import {serverUrl, usesToken} from './server.js';
 import {sizeOf} from './tensor.js';
 
 const MOST_NUMBERS = 4000;  // in code; beyond, Python reads files
@@ -59,6 +59,7 @@ export function pythonOf(call) {
   const {inputs} = call;
   const lines = ['import numpy as np'];
   if (inputs.Q.datatype === 'BF16') lines.unshift('import ml_dtypes');
+  if (usesToken()) lines.unshift('import os', '');
   lines.push('import rapt', '');
   if (isLong(call)) {
     lines.push('# Save the arrays with the button “Inputs”.');
@@ -72,7 +73,8 @@ export function pythonOf(call) {
       lines.push(pythonArray(name === 'K' && isSelf ? 'k = v' : NAMES[name], t));
     }
   }
-  lines.push('', `with rapt.Client("${serverUrl}") as client:`,
+  const token = usesToken() ? ', token=os.environ["RAPT_TOKEN"]' : '';
+  lines.push('', `with rapt.Client("${serverUrl}"${token}) as client:`,
     `    result = client.attend(q, k, v, scores="weights"${pythonOptions(call)})`,
     'print(result.scores.round(3))  # [batch, head, query, key]');
   return lines.join('\n');
@@ -133,7 +135,8 @@ export function curlOf(call) {
     return `  {"name": "${name}", "datatype": "${t.datatype}", "shape": [${t.shape.join(', ')}],\n   "data": [${data}]}`;
   });
   const parameters = JSON.stringify({...call.parameters, qk_matmul_output_mode: 3});
-  return `curl -s ${serverUrl}/v2/models/attention/infer -d '{"inputs": [
+  const token = usesToken() ? '-H "Authorization: Bearer $RAPT_TOKEN" ' : '';
+  return `curl -s ${token}${serverUrl}/v2/models/attention/infer -d '{"inputs": [
 ${inputs.join(',\n')}],
  "outputs": [{"name": "qk_matmul_output"}],
  "parameters": ${parameters}}'`;

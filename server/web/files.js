@@ -1,10 +1,9 @@
 // Reads .npy, .npz and .safetensors, and writes .npy.
-import {fromBytes, sizeOf, tensor, toBytes} from './tensor.js';
+import {fromBytes, latin, sizeOf, tensor, toBytes} from './tensor.js';
 
 const NPY_TYPES = {'<f4': 'FP32', '<f8': 'FP64', '<f2': 'FP16', '|b1': 'BOOL', '<i4': 'INT32', '<i8': 'INT64'};
 const SAFETENSORS_TYPES = {F32: 'FP32', F64: 'FP64', F16: 'FP16', BF16: 'BF16', BOOL: 'BOOL', I32: 'INT32', I64: 'INT64'};
 
-const latin = (bytes) => String.fromCharCode(...bytes);
 const view = (bytes) => new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 
 function readNpy(bytes, name) {

@@ -6,6 +6,7 @@ const SIZE = 84;
 
 /** Event: `choosehead` {layer, head}. */
 export class Heads extends HTMLElement {
+  #weights = null;  // that the pictures show
   #title = el('h3');
   #grid = el('div', {className: 'heads'});
 
@@ -14,27 +15,32 @@ export class Heads extends HTMLElement {
   }
 
   /**
+   * @param {import('./tensor.js').Tensor} weights [layers, heads, queries, keys]; the pictures are drawn when they are others
    * @param {(layer: number, head: number) => import('./matrix.js').Matrix} matrixOf
    * @param {{layer: number, head: number}} chosen
    */
-  show(layers, heads, matrixOf, chosen) {
+  show(weights, matrixOf, chosen) {
+    const [layers, heads] = weights.shape;
     this.hidden = layers * heads === 1;
     if (this.hidden) return;
+    if (weights !== this.#weights) this.#draw(layers, heads, matrixOf);
+    this.#weights = weights;
+    [...this.#grid.children].forEach((button, n) => button.setAttribute('aria-pressed', n === chosen.layer * heads + chosen.head));
+  }
+
+  #draw(layers, heads, matrixOf) {
     this.#title.textContent = layers > 1 ? 'Layers × heads' : 'Heads';
     this.#grid.style.gridTemplateColumns = layers > 1 ? `repeat(${heads}, minmax(40px, 1fr))` : '';
-    const hadFocus = this.#grid.contains(document.activeElement);
     this.#grid.replaceChildren(...Array.from({length: layers * heads}, (_, n) => {
       const layer = Math.floor(n / heads), head = n % heads;
       const canvas = el('canvas', {'aria-hidden': 'true'});
       const matrix = matrixOf(layer, head);
       paint(canvas, matrix, SIZE / Math.max(matrix.rows, matrix.columns));
-      const isChosen = layer === chosen.layer && head === chosen.head;
-      const button = el('button', {type: 'button', 'aria-pressed': isChosen}, canvas, layers > 1 ? `layer ${layer}, head ${head}` : `head ${head}`);
+      const button = el('button', {type: 'button'}, canvas, layers > 1 ? `layer ${layer}, head ${head}` : `head ${head}`);
       button.addEventListener('click', () =>
         this.dispatchEvent(new CustomEvent('choosehead', {detail: {layer, head}, bubbles: true})));
       return button;
     }));
-    if (hadFocus) this.#grid.children[chosen.layer * heads + chosen.head].focus();
   }
 }
 customElements.define('rapt-heads', Heads);

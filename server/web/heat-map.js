@@ -1,6 +1,6 @@
 // <rapt-heat-map>: a matrix on a canvas, under a grid of cells that the keyboard walks and a screen reader reads.
 import {numberIn, paint} from './matrix.js';
-import {el, show, table} from './text.js';
+import {el, longestOf, show, table} from './text.js';
 
 const MOST_CELLS = 1600;  // of a larger matrix, the grid has only the cell that has the focus
 const LABELS_FROM = 13;   // pixels of a cell
@@ -116,14 +116,13 @@ export class HeatMap extends HTMLElement {
   }
 
   #measureLabels() {
-    const longest = Math.max(...this.#matrix.rowLabels.map((label) => label.length));
-    return Math.min(longest * 8.5 + 10, 120);
+    return Math.min(longestOf(this.#matrix.rowLabels) * 8.5 + 10, 120);
   }
 
   #placeLabels(cell) {
     const {rowLabels, columnLabels} = this.#matrix;
     const areShown = cell >= LABELS_FROM;
-    const isUpright = Math.max(...columnLabels.map((label) => label.length)) * 8.5 > cell;
+    const isUpright = longestOf(columnLabels) * 8.5 > cell;
     const fill = (box, labels, track) => {
       box.replaceChildren(...(areShown ? labels : []).map((label) => el('span', {title: label}, label)));
       box.style[track] = `repeat(${labels.length}, ${cell}px)`;

@@ -8,7 +8,7 @@ import {colourOf, css, rangeOf} from './colours.js';
 import {readFiles, writeNpy} from './files.js';
 import {listLayers, weightsOfLayer} from './layers.js';
 import {pngOf, svgOf} from './matrix.js';
-import {ask, onTokenNeeded} from './server.js';
+import {ask, askForTokenAgain, onTokenNeeded} from './server.js';
 import {sourceOfArrays, sourceOfLayer, sourceOfNumbers, sourceOfSentence} from './sources.js';
 import {DEFAULTS, formatState, parseState} from './state.js';
 import {headOf, tensor} from './tensor.js';
@@ -34,6 +34,7 @@ let shown = null;       // the answer to the last call; null after an error
 let running = new AbortController();   // ends a call that another one replaces
 let updating = new AbortController();  // likewise for an update of the view
 let addressTimer = 0;
+let layersOfServer = [];
 
 // --- Asking the server ---------------------------------------------------------------------------
 
@@ -49,7 +50,7 @@ function sourceOf() {
 /** Weights [layers, heads, queries, keys], and what is masked, from the server or from a file. */
 async function compute(source, signal) {
   if (source.weights) return {weights: source.weights, plan: ''};
-  if (source.layer) return weightsOfLayer(source, signal);
+  if (source.layer) return weightsOfLayer(source, state.causal, signal);
   const call = callOf(source, state);
   const [{scores: weights, y, plan, computeUs}, biased] = await Promise.all([
     attend(call, 'weights', signal), hidesKeys(call) ? attend(call, 'biased', signal) : null,
@@ -128,11 +129,11 @@ function render() {
   const matrix = matrixOf(layer, head);
   $('#note').textContent = shown.source.note;
   map.show(matrix, {name: 'Attention weights', isTable: state.table});
-  heads.show(layers, count, matrixOf, {layer, head});
+  heads.show(shown.weights, matrixOf, {layer, head});
   words.show(matrix, clamped(state.row, rows));
   map.mark(clamped(state.row, rows));
   showWhetherShown();
-  for (const field of document.querySelectorAll('#controls fieldset')) field.disabled = !shown.call;
+  for (const field of document.querySelectorAll('#controls :is(input, select)')) field.disabled = !shown.call && !(shown.source.layer && field.name === 'causal');
   return showView();
 }
 
@@ -181,7 +182,9 @@ function change(patch, needsServer = true) {
   state = {...state, ...patch};
   writeAddress();
   fillControls();
-  if (needsServer) refresh();
+  if (!needsServer) return;
+  askForTokenAgain();
+  refresh();
 }
 
 function chooseRow(row) {
@@ -286,6 +289,7 @@ function bindControls() {
   window.addEventListener('hashchange', () => {
     clearTimeout(addressTimer);
     state = parseState(location.hash);
+    fillLayers();
     fillControls();
     refresh();
   });
@@ -379,10 +383,19 @@ async function showServer() {
 }
 
 async function showLayers() {
-  const layers = await listLayers(), choice = $('[name=model]');
-  choice.append(...layers.map((name) => el('option', {value: name}, `layer ${name}`)));
+  layersOfServer = await listLayers();
+  fillLayers();
+}
+
+/** Offers the server's layers, and the one that the address names if it is none of them. */
+function fillLayers() {
+  const isMissing = state.model && !layersOfServer.includes(state.model);
+  const options = layersOfServer.map((name) => el('option', {value: name}, `layer ${name}`));
+  if (isMissing) options.push(el('option', {value: state.model}, `layer ${state.model}, not on this server`));
+  const choice = $('[name=model]');
+  choice.replaceChildren(el('option', {value: ''}, 'toy vectors'), ...options);
   choice.value = state.model;
-  choice.hidden = layers.length === 0;
+  choice.hidden = options.length === 0;
 }
 
 onTokenNeeded(askForToken);

@@ -16,17 +16,27 @@ export class ServerError extends Error {
 let token = '';  // in memory only
 let askForToken = async () => '';
 let asking = null;  // by the first of several calls that need one
+let isCancelled = false;
 
 /** @param {() => Promise<string>} ask returns '' if the user gives none */
 export function onTokenNeeded(ask) {
   askForToken = ask;
 }
 
+/** After the user gave none, calls fail without asking until this is called: when the user acts. */
+export function askForTokenAgain() {
+  isCancelled = false;
+}
+
+export const usesToken = () => token !== '';
+
 /** Returns whether there is another token than the one that was refused, or the same given again. */
 async function hasNewToken(refused) {
   if (token === refused) {
+    if (isCancelled) return false;
     asking ??= askForToken().finally(() => { asking = null; });
     token = await asking;
+    isCancelled = token === '';
   }
   return token !== '';
 }

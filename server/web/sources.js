@@ -162,7 +162,12 @@ function numbered(queries, keys) {
 
 const NAMES = {q: /(^|\W|_)(q|query|queries)$/i, k: /(^|\W|_)(k|key|keys)$/i, v: /(^|\W|_)(v|value|values)$/i};
 
+function checkNotEmpty({shape}, name) {
+  if (shape.includes(0)) throw new RangeError(`${name} has shape [${shape}]; an axis of 0 has nothing to show.`);
+}
+
 function toRank4(t, name) {
+  checkNotEmpty(t, name);
   if (t.shape.length < 2 || t.shape.length > 4) {
     throw new RangeError(`${name} has shape [${t.shape}]; it must have 2 to 4 axes: [batch, heads, tokens, size].`);
   }
@@ -180,6 +185,7 @@ function toWeights(t, name) {
     const {shape, values} = toRank4(t, name);
     return tensor('FP32', shape, values);
   }
+  checkNotEmpty(t, name);
   const [layers, batch, ...rest] = t.shape;
   const size = rest.reduce((a, b) => a * b);
   const values = new Float32Array(layers * size);
@@ -211,5 +217,7 @@ export function sourceOfArrays(arrays) {
   const [[name, array]] = arrays;
   const weights = toWeights(array, name);
   const [, , queries, keys] = weights.shape;
-  return {note: `${name} [${array.shape}], shown as it is; the server computed nothing.`, ...numbered(queries, keys), weights};
+  const outside = weights.values.reduce((count, x) => count + (x < 0 || x > 1), 0);
+  const note = outside ? ` ${outside} of its numbers are not from 0 to 1: they have the colour of 0 or 1, whichever is nearer.` : '';
+  return {note: `${name} [${array.shape}], shown as it is; the server computed nothing.${note}`, ...numbered(queries, keys), weights};
 }

@@ -89,12 +89,15 @@ export function fromBytes(datatype, bytes) {
   }
 }
 
-export function toBase64(bytes) {
+/** Returns a character for each byte. */
+export function latin(bytes) {
   let text = '';
-  for (let at = 0; at < bytes.length; at += 0x8000) {
+  for (let at = 0; at < bytes.length; at += 0x8000) {  // a call has a limited number of arguments
     text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
   }
-  return btoa(text);
+  return text;
 }
+
+export const toBase64 = (bytes) => btoa(latin(bytes));
 
 export const fromBase64 = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));

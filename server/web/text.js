@@ -19,6 +19,9 @@ export function showBytes(bytes) {
   return `${unit === 0 || bytes >= 100 ? Math.round(bytes) : bytes.toFixed(1)} ${UNITS[unit]}`;
 }
 
+/** Returns the number of characters of the longest label. */
+export const longestOf = (labels) => labels.reduce((most, label) => Math.max(most, label.length), 0);
+
 /** Returns an element with properties, attributes (`role`, `aria-*`, `data-*`) and children. */
 export function el(name, properties = {}, ...children) {
   const element = document.createElement(name);

@@ -1,6 +1,7 @@
 // <rapt-code>: the call as Python, C++ and curl, and its inputs as files.
 import {cppOf, curlOf, isLong, pythonOf} from './code.js';
 import {writeNpy} from './files.js';
+import {usesToken} from './server.js';
 import {el} from './text.js';
 
 const WRITERS = {Python: pythonOf, 'C++': cppOf, curl: curlOf};
@@ -39,7 +40,10 @@ class Code extends HTMLElement {
   #write() {
     for (const button of this.#buttons) button.setAttribute('aria-pressed', button.textContent === this.#language);
     this.#inputs.hidden = !isLong(this.call);
-    this.#hint.textContent = this.#language === 'Python' ? 'pip install the wheel rapt_attention-*.whl, or set PYTHONPATH to client/python of a checkout.' : '';
+    this.#hint.textContent = [
+      this.#language === 'Python' ? 'pip install the wheel rapt_attention-*.whl, or set PYTHONPATH to client/python of a checkout.' : '',
+      usesToken() && this.#language !== 'C++' ? 'The variable RAPT_TOKEN of the environment has your token.' : '',
+    ].join(' ');
     this.#code.textContent = WRITERS[this.#language](this.call);
   }
 

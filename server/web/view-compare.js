@@ -7,6 +7,21 @@ import {el, show} from './text.js';
 
 const TITLES = ['Full: every word sees every word', 'Causal: no word sees ahead'];
 
+/** The weights of all heads, and what is masked. */
+async function answerOf(call, isCausal, signal) {
+  const changed = {...call, parameters: {...call.parameters, is_causal: isCausal}};
+  const [{scores}, biased] = await Promise.all([attend(changed, 'weights', signal), attend(changed, 'biased', signal)]);
+  return {scores, hidden: tensor('BOOL', scores.shape, hiddenOf(biased.scores))};
+}
+
+function matrixOf({scores, hidden}, source, head) {
+  const [, , rows, columns] = scores.shape;
+  return {
+    rows, columns, values: headOf(scores, head), hidden: headOf(hidden, head),
+    rowLabels: source.queryLabels, columnLabels: source.keyLabels, range: rangeOf([], true),
+  };
+}
+
 class Compare extends HTMLElement {
   #sides = TITLES.map((title) => ({title: el('h3', {}, title), map: el('rapt-heat-map'), text: el('p', {className: 'quiet'})}));
 
@@ -15,11 +30,14 @@ class Compare extends HTMLElement {
   }
 
   async update({call, source, head, row, state, signal}) {
-    if (this.shown !== call || this.head !== head) {
-      const matrices = await Promise.all([false, true].map((isCausal) => this.#matrixOf(call, source, head, isCausal, signal)));
+    if (this.call !== call) {
+      const answers = await Promise.all([false, true].map((isCausal) => answerOf(call, isCausal, signal)));
       signal.throwIfAborted();
-      this.#sides.forEach(({title, map}, n) => map.show(matrices[n], {name: title.textContent, isTable: state.table}));
-      Object.assign(this, {shown: call, head, matrices});
+      Object.assign(this, {call, answers, matrices: null});
+    }
+    if (!this.matrices || this.head !== head || this.isTable !== state.table) {
+      Object.assign(this, {head, isTable: state.table, matrices: this.answers.map((answer) => matrixOf(answer, source, head))});
+      this.#sides.forEach(({title, map}, n) => map.show(this.matrices[n], {name: title.textContent, isTable: state.table}));
     }
     this.#sides.forEach(({map, text}, n) => {
       map.mark(row);
@@ -27,20 +45,9 @@ class Compare extends HTMLElement {
     });
   }
 
-  async #matrixOf(call, source, head, isCausal, signal) {
-    const changed = {...call, parameters: {...call.parameters, is_causal: isCausal}};
-    const [{scores}, biased] = await Promise.all([attend(changed, 'weights', signal), attend(changed, 'biased', signal)]);
-    const hidden = tensor('BOOL', scores.shape, hiddenOf(biased.scores));
-    const [, , rows, columns] = scores.shape;
-    return {
-      rows, columns, values: headOf(scores, head), hidden: headOf(hidden, head),
-      rowLabels: source.queryLabels, columnLabels: source.keyLabels, range: rangeOf([], true),
-    };
-  }
-
   #describe({columns, values, rowLabels, columnLabels}, row) {
-    const weights = Array.from(values.subarray(row * columns, (row + 1) * columns));
-    const most = weights.indexOf(Math.max(...weights));
+    const weights = values.subarray(row * columns, (row + 1) * columns);
+    const most = weights.reduce((best, weight, n) => (weight > weights[best] ? n : best), 0);
     return `“${rowLabels[row]}” attends most to “${columnLabels[most]}” (${show(weights[most], 3)}).`;
   }
 }

@@ -11,45 +11,66 @@ class Server extends HTMLElement {
   #figures = el('dl', {className: 'figures'});
   #chart = el('div');
   #models = el('div', {className: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Models'});
+  #message = el('p', {role: 'alert'});
   #timer = 0;
-  #counts = [];
+  #samples = [];  // {at, calls}: milliseconds, and the calls since the start of the server
 
   connectedCallback() {
     this.className = 'stack';
-    this.append(this.#figures, el('div', {className: 'columns'}, this.#chart, this.#models), el('p', {className: 'quiet'},
+    this.append(this.#message, this.#figures, el('div', {className: 'columns'}, this.#chart, this.#models), el('p', {className: 'quiet'},
       'Prometheus has these and more figures at /metrics of --metrics_address.'));
-    this.#timer = setInterval(() => this.update().catch(() => this.#stop()), PERIOD_MS);
+    this.#poll();
   }
 
   disconnectedCallback() {
-    this.#stop();
+    clearTimeout(this.#timer);
   }
 
-  #stop() {
-    clearInterval(this.#timer);
+  update() {}  // the figures are not those of a call
+
+  async #poll() {
+    try {
+      this.#show(...await Promise.all([ask('rapt/v1/server'), ask('v2/models/stats')]));
+      this.#message.textContent = '';
+    } catch (error) {
+      this.#message.textContent = error.message;
+    }
+    if (this.isConnected) this.#timer = setTimeout(() => this.#poll(), PERIOD_MS);
   }
 
-  async update() {
-    const [server, {model_stats: models}] = await Promise.all([ask('rapt/v1/server'), ask('v2/models/stats')]);
+  #show(server, {model_stats: models}) {
     const calls = models.reduce((sum, model) => sum + Number(model.inference_stats.success.count), 0);
-    this.#counts = [...this.#counts, calls].slice(-SECONDS - 1);
+    this.#sample(calls);
     this.#showFigures({
       'calls': calls,
       'memory in use': `${showBytes(Number(server.memoryReservedBytes))} of ${showBytes(Number(server.memoryBudgetBytes))}`,
       'compute threads': server.computeThreads,
       'largest message': showBytes(Number(server.maxMessageBytes)),
     });
-    const rates = this.#counts.slice(1).map((count, n) => count - this.#counts[n]);
-    if (rates.length > 1) {
-      this.#chart.replaceChildren(lineChart({
-        title: 'Calls per second', x: 'seconds ago', xs: rates.map((_, n) => n + 1 - rates.length), showX: (x) => String(Math.abs(x)),
-        series: [{name: 'calls', values: rates}],
-      }));
-    }
+    if (this.#samples.length > 2) this.#drawRates();
     this.#models.replaceChildren(table('Since the start of the server', ['model', 'calls', 'errors', 'queue', 'compute'],
       models.map(({name, inference_stats: {success, fail, queue, compute_infer: compute}}) => [
         name, success.count, fail.count, milliseconds(Number(queue.ns), Number(queue.count)), milliseconds(Number(compute.ns), Number(compute.count)),
       ])));
+  }
+
+  #sample(calls) {
+    if (calls < this.#samples.at(-1)?.calls) this.#samples = [];  // the server started again
+    this.#samples = [...this.#samples, {at: performance.now(), calls}].slice(-SECONDS - 1);
+  }
+
+  #drawRates() {
+    const tenths = (x) => Math.round(10 * x) / 10;
+    const [first, ...rest] = this.#samples;
+    const last = rest.at(-1).at;
+    const rates = rest.map(({at, calls}, n) => {
+      const before = n === 0 ? first : rest[n - 1];
+      return tenths((calls - before.calls) / ((at - before.at) / 1000));
+    });
+    this.#chart.replaceChildren(lineChart({
+      title: 'Calls per second', x: 'seconds ago', xs: rest.map(({at}) => tenths((at - last) / 1000)), showX: (x) => String(Math.abs(x)),
+      series: [{name: 'calls', values: rates}],
+    }));
   }
 
   #showFigures(figures) {

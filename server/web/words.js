@@ -19,6 +19,7 @@ export class Words extends HTMLElement {
   connectedCallback() {
     this.append(this.#title, el('div', {className: 'player'}, this.#play, this.#slider), this.#text,
       el('h3', {}, 'Most attended'), this.#ranking);
+    this.#play.hidden = matchMedia('(prefers-reduced-motion: reduce)').matches;
     this.#slider.addEventListener('input', () => this.#choose(Number(this.#slider.value)));
     this.#play.addEventListener('click', () => this.#toggle());
     this.#text.addEventListener('click', ({target}) => {
@@ -48,7 +49,7 @@ export class Words extends HTMLElement {
       this.#text.replaceChildren(...labels.map((label, n) => el('button', {type: 'button', role: 'radio', 'data-row': n}, label)));
     }
     const hadFocus = this.#text.contains(document.activeElement);
-    const most = Math.max(...weights, 1e-9);
+    const most = weights.reduce((a, b) => Math.max(a, b), 1e-9);
     [...this.#text.children].forEach((word, n) => {
       word.tabIndex = n === row ? 0 : -1;
       word.setAttribute('aria-checked', n === row);

@@ -101,6 +101,9 @@ class Explorer:
             dtype = {"FP32": "<f4", "FP64": "<f8", "FP16": "<f2", "BOOL": "?"}.get(entry["datatype"])
             if dtype:
                 tensors[entry["name"]] = np.frombuffer(body[at : at + size], dtype).reshape(entry["shape"])
+            if entry["datatype"] == "BF16":
+                bits = np.frombuffer(body[at : at + size], "<u2").astype(np.uint32) << 16
+                tensors[entry["name"]] = bits.view(np.float32).reshape(entry["shape"])
             at += size
         return tensors
 
@@ -244,6 +247,23 @@ def test_a_control_changes_what_the_definition_says(explorer, controls, options)
     assert_shows(explorer, **options)
 
 
+def test_bf16(explorer):
+    explorer.open().set("type", "BF16")
+    sent = explorer.inputs()
+    for name, want in (("Q", DEMO_Q), ("K", DEMO_K)):
+        np.testing.assert_allclose(sent[name][0, 0], want, rtol=2**-8)
+    want = attention(sent["Q"][0, 0], sent["K"][0, 0])
+    np.testing.assert_allclose(explorer.weights(), want, atol=LABEL_STEP + 2**-9)
+
+
+def test_values_on_hover(explorer):
+    explorer.open()
+    for n in (7, 22):
+        cell = explorer.page.locator(CELLS).nth(n)
+        cell.hover()
+        expect(explorer.page.locator("#map .readout")).to_have_text(cell.get_attribute("aria-label"))
+
+
 def test_masked_cells_say_so(explorer):
     explorer.open("#causal=1")
     cell = explorer.page.get_by_role("gridcell", name="the₁ attends to cat: masked").first
@@ -276,8 +296,11 @@ def test_heads_and_groups(explorer):
     explorer.set("kv", 2)
     tensors = explorer.inputs()
     assert tensors["Q"].shape[1] == 4 and tensors["K"].shape[1] == 2
+    pictures = explorer.page.locator("rapt-heads canvas")
+    pictures.first.evaluate("canvas => { canvas.id = 'kept'; }")  # choosing a head draws no picture again
     for head in range(4):
         explorer.page.get_by_role("button", name=f"head {head}").click()
+        expect(pictures.first).to_have_id("kept")
         want = attention(tensors["Q"][0, head], tensors["K"][0, head // 2])
         np.testing.assert_allclose(explorer.weights(), want, atol=LABEL_STEP + 1e-6)
     expect(explorer.page.locator("#note")).to_contain_text("Not a language model")
@@ -460,7 +483,23 @@ def test_a_layer_of_the_server(browser, tmp_path):
             explorer.page.get_by_role("button", name=f"head {head}").click()
             np.testing.assert_allclose(explorer.weights(), want[head], atol=LABEL_STEP + 1e-6)
         expect_in_address(explorer, "model=gpt2_block")
+        explorer.set("model", "bert_block")
+        assert (explorer.weights() > 0).all()
+        explorer.set("causal", True)
+        weights = explorer.weights()
+        assert (weights[np.triu_indices(3, 1)] == 0).all() and (weights[np.tril_indices(3)] > 0).all()
+        expect(explorer.page.get_by_label("Softcap")).to_be_disabled()
+        explorer.set("model", "gpt2_block")
         explorer.keep_picture("layer")
+
+
+def test_a_layer_that_is_gone(explorer):
+    explorer.open("#model=gone")
+    expect(explorer.page.get_by_role("combobox", name="Layer").locator("option:checked")).to_have_text("layer gone, not on this server")
+    expect(explorer.page.get_by_role("status")).to_contain_text("unknown model 'gone'")
+    explorer.set("model", "")
+    assert_shows(explorer)
+    forget_status(explorer, 404)
 
 
 def test_a_layer_with_a_key_of_its_own(browser, tmp_path):
@@ -482,9 +521,24 @@ def test_a_wrong_file_is_explained(explorer, tmp_path):
     np.save(tmp_path / "names.npy", np.array(["a", "b"]))
     (tmp_path / "notes.txt").write_text("text")
     explorer.open("#source=files")
-    for name, message in [("names.npy", "names.npy has the type <U1; it must be one of"), ("notes.txt", "notes.txt is none of .npy")]:
+    np.save(tmp_path / "empty.npy", np.zeros((0, 3), np.float32))
+    for name, message in [("empty.npy", "empty has shape [0,3]; an axis of 0"), ("names.npy", "names.npy has the type <U1; it must be one of"), ("notes.txt", "notes.txt is none of .npy")]:
         explorer.page.set_input_files("#files", tmp_path / name)
         expect(explorer.page.get_by_role("status")).to_contain_text(message)
+
+
+def test_weights_that_are_no_weights(explorer, tmp_path):
+    np.save(tmp_path / "scores.npy", np.float32([[2, 0.5], [-1, 1]]))
+    explorer.open("#source=files").page.set_input_files("#files", tmp_path / "scores.npy")
+    expect(explorer.page.locator("#note")).to_contain_text("2 of its numbers are not from 0 to 1")
+
+
+def test_a_call_that_is_too_long_for_json(explorer, tmp_path):
+    for name, tokens in (("q", 1024), ("k", 1025)):
+        np.save(tmp_path / name, np.zeros((2, tokens, 2), np.float32))
+    explorer.open("#source=files&align=bottom_right").page.set_input_files("#files", [tmp_path / "q.npy", tmp_path / "k.npy"])
+    expect(explorer.page.get_by_role("status")).to_contain_text("--max_json_bytes. Show fewer tokens or heads.")
+    forget_status(explorer, 413)
 
 
 def test_pasted_numbers(explorer):
@@ -578,6 +632,31 @@ def test_figures_of_the_server(explorer):
     expect(row.locator("td").first).not_to_have_text(str(before))
 
 
+def test_the_server_is_polled_by_the_timer_alone(explorer):
+    clock, page = explorer.page.clock, explorer.page
+    clock.install(time=0)
+    explorer.open("#view=server")
+    page.wait_for_load_state("networkidle")
+    clock.pause_at(3600)
+    page.wait_for_load_state("networkidle")
+
+    def count():
+        return sum(request.url.endswith("/v2/models/stats") for request in explorer.sent)
+
+    before = count()
+    for word in ("cat", "sat", "mat"):
+        page.get_by_role("radio", name=word).click()
+    page.wait_for_load_state("networkidle")
+    assert count() == before
+    page.route("**/v2/models/stats", lambda route: route.fulfill(status=500, json={"error": "no figures today"}))
+    clock.run_for(1000)
+    expect(page.locator("rapt-server [role=alert]")).to_have_text("no figures today")
+    page.unroute("**/v2/models/stats")
+    clock.run_for(1000)
+    expect(page.locator("rapt-server [role=alert]")).to_have_text("")
+    forget_status(explorer, 500)
+
+
 def test_lessons(explorer):
     explorer.open("#view=lessons")
     weights = explorer.weights()
@@ -588,18 +667,35 @@ def test_lessons(explorer):
     for lesson, text in [
         ("A NaN", "k has 1 NaN among 36 values"),
         ("A wrong mask", "B: the same numbers as FP32: mask has type FP32 and contains only 0 and 1"),
-        ("Scale", "Largest slope: 0.2"),
+        ("Scale", "Largest slope:"),
     ]:
         explorer.page.get_by_role("button", name=lesson).click()
         expect(explorer.page.locator("rapt-lessons")).to_contain_text(text)
         explorer.keep_picture(f"lesson-{lesson.lower()}")
+    x = explorer.inputs()["Q"][0, 0]
+    want = [(p * (1 - p)).max() for p in (attention(x, x), attention(x, x, scale=1))]
+    expect(explorer.page.locator("rapt-lessons")).to_contain_text(f"Largest slope: {want[0]:.4f} with the scale, {want[1]:.4f} without.")
 
 
 def test_the_queries_play(explorer):
+    clock = explorer.page.clock
+    clock.install(time=0)
     explorer.open()
+    clock.pause_at(3600)
     explorer.page.get_by_role("button", name="Play").click()
-    expect(explorer.page.get_by_role("heading", name="What “sat” attends to")).to_be_visible()
+    for word in ("cat", "sat", "on", "the₂", "mat", "the₁"):
+        clock.run_for(900)
+        expect(explorer.page.get_by_role("heading", name=f"What “{word}” attends to")).to_be_visible()
     explorer.page.get_by_role("button", name="Pause").click()
+    clock.run_for(9000)
+    expect(explorer.page.get_by_role("heading", name="What “the₁” attends to")).to_be_visible()
+
+
+def test_reduced_motion(browser, server):
+    with open_page(browser, f"http://{server.http_address}", reduced_motion="reduce") as explorer:
+        explorer.open()
+        expect(explorer.page.get_by_role("slider", name="Query")).to_be_visible()
+        expect(explorer.page.get_by_role("button", name="Play")).to_have_count(0)
 
 
 def test_a_thousand_words(explorer):
@@ -856,6 +952,8 @@ def test_headers_of_the_files(server):
         assert headers["Cache-Control"] == "no-cache"
         status, again, empty = fetch(server, path, headers={"If-None-Match": headers["ETag"]})
         assert (status, empty, again["ETag"]) == (304, b"", headers["ETag"])
+        for form, want in [("W/{}", 304), ('"another", W/{}', 304), ("*", 304), ('"another"', 200)]:
+            assert fetch(server, path, headers={"If-None-Match": form.format(headers["ETag"])})[0] == want
         status, head, empty = fetch(server, path, "HEAD")
         assert (status, empty, head["Content-Length"]) == (200, b"", str(len(body)))
     assert fetch(server, "/explorer/none.js")[0] == 404
@@ -909,6 +1007,14 @@ def test_the_page_asks_for_a_token(browser, tmp_path):
     flags = [f"--tls_key={key}", f"--tls_cert={certificate}", f"--token_file={tokens}"]
     with RaptServer(*flags) as server, open_page(browser, f"https://{server.http_address}", ignore_https_errors=True) as explorer:
         explorer.page.goto(explorer.url + "/")
+        dialog = explorer.page.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        explorer.page.keyboard.press("Escape")
+        explorer.settle()
+        explorer.page.wait_for_load_state("networkidle")
+        expect(dialog).to_have_count(0)  # no call of the start asks again
+        expect(explorer.page.get_by_role("status")).to_have_class("error")
+        explorer.page.get_by_role("button", name="Show").first.click()
         for token in ("a-wrong-one", "a-token-that-is-known"):
             box = explorer.page.get_by_label("Token", exact=True)
             box.fill(token)
@@ -916,6 +1022,8 @@ def test_the_page_asks_for_a_token(browser, tmp_path):
         explorer.settle()
         assert_shows(explorer)
         expect(explorer.page.get_by_role("dialog")).to_have_count(0)
+        for language in ("Python", "curl"):
+            assert "RAPT_TOKEN" in code_of(explorer, language)
         assert explorer.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
         explorer.complaints[:] = [text for text in explorer.complaints if "401" not in text]  # the browser's own lines
 

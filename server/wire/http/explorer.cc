@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "server/wire/http/explorer_files.h"
 
@@ -18,6 +20,15 @@ constexpr char kContentSecurityPolicy[] =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
+// Whether a value of If-None-Match has the tag, by weak comparison (RFC 9110, 13.1.2).
+bool HasTag(absl::string_view if_none_match, absl::string_view etag) {
+  if (if_none_match == "*") return true;
+  for (absl::string_view tag : absl::StrSplit(if_none_match, ',')) {
+    if (absl::StripPrefix(absl::StripAsciiWhitespace(tag), "W/") == etag) return true;
+  }
+  return false;
+}
+
 Response FileResponse(absl::string_view name, const Request& request) {
   const absl::Span<const ExplorerFile> files = ExplorerFiles();
   const auto file = std::find_if(files.begin(), files.end(),
@@ -31,7 +42,7 @@ Response FileResponse(absl::string_view name, const Request& request) {
                                 {"Content-Security-Policy", kContentSecurityPolicy},
                                 {"X-Content-Type-Options", "nosniff"},
                                 {"Referrer-Policy", "no-referrer"}}};
-  if (request.Value("if-none-match") == file->etag) {
+  if (HasTag(request.Value("if-none-match").value_or(""), file->etag)) {
     response.status = 304;
   } else {
     response.body = std::string(file->content);
