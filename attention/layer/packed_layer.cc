@@ -7,7 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/arena.h"
+#include "attention/field_names.h"
 #include "attention/half.h"
+#include "attention/layer/layer_operator.h"
+#include "attention/layer/layer_shape.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
 
@@ -242,6 +245,32 @@ void Pack(const Specs& specs, const PackedWeights& packed, ThreadPool& pool) {
   }
 }
 
+// The settings' names in a configuration.
+const FieldNames& ConfigNames() {
+  static const auto* const names = [] {
+    auto* const own = new FieldNames(kOnnxNames);
+    own->tensors[Role::kBiasTable] = "relative_attention_bias";
+    own->attributes[Attribute::kMaxDistance] = "relative_attention_max_distance";
+    return own;
+  }();
+  return *names;
+}
+
+// Checks calls of one token, so that settings with which calls fail are errors of the layer.
+// `weights` need no memory.
+absl::Status CheckCalls(const LayerConfig& config, const PackedWeights& weights) {
+  LayerShape call{.layer = std::make_shared<const PackedLayer>(config, AlignedBuffer(), weights),
+                  .batch = 1,
+                  .queries = 1,
+                  .tokens = 1};
+  if (call.layer->is_fp64()) call.dtype = DType::kFloat64;
+  for (const bool is_causal : {false, true}) {
+    call.is_causal = is_causal;
+    if (auto status = Validate(AttentionOf(call), ConfigNames()); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 // A layer before its weights are packed.
 struct Draft {
   LayerConfig config;
@@ -254,8 +283,9 @@ absl::StatusOr<Draft> DraftOf(const LayerConfig& given, const LayerWeights& weig
   const Specs specs(*config, weights);
   if (auto status = Check(*config, weights, specs); !status.ok()) return status;
   Arena arena;
-  Place(specs, nullptr, arena);
+  const PackedWeights placed = Place(specs, nullptr, arena);
   if (!arena.fits()) return Invalid("the weights need more than 2^50 bytes of memory");
+  if (auto status = CheckCalls(*config, placed); !status.ok()) return status;
   return Draft{*config, arena.bytes()};
 }
 

@@ -34,8 +34,8 @@ inline constexpr size_t kVectors = 11;
 // Numbers in FP32, or FP64 as in the file.
 struct PackedVector {
   DType dtype = DType::kFloat32;
-  Shape shape;
-  std::byte* data = nullptr;  // null: absent
+  Shape shape;  // empty: absent
+  std::byte* data = nullptr;
 };
 
 // Non-owning.
@@ -46,7 +46,7 @@ struct PackedWeights {
   const PackedMatrix& operator[](Matrix m) const { return matrices[static_cast<size_t>(m)]; }
   const PackedVector& operator[](Vector v) const { return vectors[static_cast<size_t>(v)]; }
   bool has(Matrix m) const { return (*this)[m].panels != nullptr; }
-  bool has(Vector v) const { return (*this)[v].data != nullptr; }
+  bool has(Vector v) const { return !(*this)[v].shape.empty(); }
 };
 
 class PackedLayer final : public Layer {

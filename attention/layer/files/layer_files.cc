@@ -347,14 +347,22 @@ absl::Status SetSizes(const LayerSettings& settings, bool is_plain, const LayerW
   return absl::OkStatus();
 }
 
-void SetRotary(const LayerSettings& settings, LayerConfig& config) {
+absl::Status SetRotary(const LayerSettings& settings, LayerConfig& config) {
   config.rope_theta = settings.rope_theta;
   config.interleaved = settings.interleaved.value_or(false);
-  if (!settings.rope_theta || !settings.rotary_factor) return;
+  if (!settings.rope_theta || !settings.rotary_factor) return absl::OkStatus();
   const int64_t head_size =
       config.head_size.value_or(PerHead(config.embed_size, config.query_heads).value_or(0));
-  config.rotary_embedding_dim =
+  if (head_size < 1 || head_size > kMaxAxis) return absl::OkStatus();  // LayerBytes() says why
+  const auto rotated =
       static_cast<int64_t>(static_cast<double>(head_size) * *settings.rotary_factor);
+  if (rotated < 2 || rotated % 2 != 0) {
+    return Invalid(kConfigFile, ": partial_rotary_factor is ", *settings.rotary_factor,
+                   ", which rotates ", rotated, " of the ", head_size,
+                   " numbers of a head; it must rotate 2 or another even number");
+  }
+  config.rotary_embedding_dim = rotated;
+  return absl::OkStatus();
 }
 
 absl::Status InFile(const char* file, const absl::Status& status) {
@@ -392,7 +400,7 @@ absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors 
       !status.ok()) {
     return status;
   }
-  SetRotary(*settings, layer.config);
+  if (absl::Status status = SetRotary(*settings, layer.config); !status.ok()) return status;
   return layer;
 }
 

@@ -488,6 +488,27 @@ TEST(LayerErrorsTest, NameSizes) {
             absl::StrCat("wq has shape [24, 24]; it must be [", int64_t{1} << 42, ", 24]"));
 }
 
+TEST(LayerErrorsTest, NameSettingsWithWhichNoCallWorks) {
+  LayerCase c;
+  const auto error = [&](const LayerConfig& config) {
+    return ErrorOf(config, WeightsOf(c, RandomLayer(c, 1)));
+  };
+  LayerConfig config = c.config;
+  config.rope_theta = 0;
+  EXPECT_THAT(error(config), HasSubstr("rope_theta is 0; it must be positive"));
+  config.rope_theta = 10000;
+  config.rotary_embedding_dim = 3;
+  EXPECT_THAT(error(config), HasSubstr("rotary_embedding_dim is 3; it must be even"));
+  config.rotary_embedding_dim = 8;
+  EXPECT_THAT(error(config), HasSubstr("rotary_embedding_dim is 8; it must be even and at most 6"));
+  c.buckets = 2;  // enough for causal calls only
+  EXPECT_THAT(error(c.config), HasSubstr("relative_attention_bias has 2 buckets"));
+  c.buckets = 32;
+  config = c.config;
+  config.max_distance = 16;  // enough for bidirectional calls only
+  EXPECT_THAT(error(config), HasSubstr("relative_attention_max_distance is 16; it must be more"));
+}
+
 TEST(LayerErrorsTest, NameMissingMatrices) {
   LayerCase c{.has_q = false, .has_biases = false};
   c.config.head_size = 5;

@@ -253,6 +253,29 @@ TEST_F(LayerFilesTest, SettingsThatAreNeededAreNamed) {
               HasSubstr("rapt.naming is 'keras'; it must be one of torch, llama"));
 }
 
+TEST_F(LayerFilesTest, APartOfAHeadThatCanNotBeRotatedIsNamed) {
+  std::vector<TensorToSave> tensors;
+  for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
+    tensors.push_back(Counting(absl::StrCat(name, ".weight"), {8, 8}));
+  }
+  const auto config = [](const char* factor, const char* head_size) {
+    return absl::StrCat(
+        R"({"num_attention_heads": 1, "rope_theta": 100, "partial_rotary_factor": )", factor,
+        R"(, "head_dim": )", head_size, "}");
+  };
+  EXPECT_EQ(Read(tensors, config("0.5", "8")).config.rotary_embedding_dim, 4);
+  EXPECT_EQ(
+      MessageFor(tensors, config("0.1", "8")),
+      "config.json: partial_rotary_factor is 0.1, which rotates 0 of the 8 numbers of a head; "
+      "it must rotate 2 or another even number");
+  EXPECT_THAT(MessageFor(tensors, config("0.4", "8")), HasSubstr("rotates 3 of the 8 numbers"));
+  for (const char* head_size : {"9223372036854775807", "-1"}) {
+    const LayerFiles layer = Read(tensors, config("1", head_size));
+    EXPECT_THAT(std::string(LayerBytes(layer.config, layer.weights).status().message()),
+                HasSubstr("head_size is"));
+  }
+}
+
 TEST_F(LayerFilesTest, WeightsThatAreCutOffMeanwhileAreAnError) {
   const std::filesystem::path folder =
       testing::TempDir() + "layer_files_test." + std::to_string(getpid());
