@@ -31,6 +31,7 @@
 #include "server/cache/sequences.h"
 #include "server/calls/access.h"
 #include "server/calls/open_calls.h"
+#include "server/calls/per_model.h"
 #include "server/calls/slow_calls.h"
 #include "server/calls/stream_counts.h"
 #include "server/engine.h"
@@ -323,13 +324,13 @@ std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Cloc
 
 std::unique_ptr<ModelRepository> RepositoryOf(const Options& options, AdmissionGate& gate) {
   if (options.model_repository.empty()) return nullptr;
-  std::vector<std::string> built_in;
+  std::vector<std::string> reserved = {kOtherLayers};
   for (size_t i = 0; i < kBuiltInModels; ++i) {
-    built_in.emplace_back(NameOf(static_cast<Model>(i)));
+    reserved.emplace_back(NameOf(static_cast<Model>(i)));
   }
   return std::make_unique<ModelRepository>(
       ModelRepository::Options{.folder = options.model_repository,
-                               .built_in = std::move(built_in),
+                               .reserved = std::move(reserved),
                                .threads = static_cast<int>(options.compute.threads)},
       gate);
 }

@@ -15,20 +15,23 @@
 
 namespace rapt {
 
+// Under which calls of further layers are counted; no layer may have this name.
+inline constexpr char kOtherLayers[] = "others";
+
 // A T for each model that calls are counted for. A layer keeps its T when it is unloaded, so that
-// counts never go back; from kMaxLayers names on, layers share one. Thread-safe; T is.
+// counts never go back; from kMaxLayers names on, layers share one, kOtherLayers. Thread-safe; T
+// is.
 template <typename T>
 class PerModel {
  public:
   static constexpr size_t kMaxLayers = 1000;
-  static constexpr char kOthers[] = "others";  // the name of the shared one
 
   // The reference stays valid.
   T& operator[](const ModelId& model) {
     if (model.kind != Model::kLayer) return built_in_[static_cast<size_t>(model.kind)];
     MutexLock lock(mutex_);
     if (const auto known = layers_.find(model.name()); known != layers_.end()) return known->second;
-    return layers_[std::string(layers_.size() < kMaxLayers ? model.name() : kOthers)];
+    return layers_[std::string(layers_.size() < kMaxLayers ? model.name() : kOtherLayers)];
   }
 
   // Visits every built-in model, and the layers by name.

@@ -78,11 +78,11 @@ absl::Status ModelRepository::CheckName(absl::string_view name) const {
                    kMaxNameBytes,
                    " letters, digits, '_', '-' and '.', which it may not begin with");
   }
-  if (std::find(options_.built_in.begin(), options_.built_in.end(), name) ==
-      options_.built_in.end()) {
+  if (std::find(options_.reserved.begin(), options_.reserved.end(), name) ==
+      options_.reserved.end()) {
     return absl::OkStatus();
   }
-  return Invalid("model '", name, "' is built in; it can't be loaded or unloaded");
+  return Invalid("model '", name, "' is built in or reserved; it can't be loaded or unloaded");
 }
 
 absl::StatusOr<std::shared_ptr<const ServedLayer>> ModelRepository::Make(

@@ -34,7 +34,7 @@ class ModelRepository {
 
   struct Options {
     std::string folder;
-    std::vector<std::string> built_in;  // names that no folder may have
+    std::vector<std::string> reserved;  // names that no folder may have, as of built-in models
     int threads = 1;                    // that pack weights
   };
 

@@ -363,15 +363,15 @@ def test_errors_name_the_field(client, inputs, parameters, outputs, message):
 # --- Loading --------------------------------------------------------------------------------------
 
 
-def constant_layer(value, size=64):
-    """A layer whose every output is `value`: V is the bias."""
+def constant_layer(value, size=64, factor=1):
+    """A layer whose every output is `value`, the bias of V, times `factor`, of the output projection."""
     zeros = np.zeros((size, size), np.float32)
     return (
         {"num_attention_heads": 2},
         {
             "in_proj_weight": np.zeros((3 * size, size), np.float32),
             "in_proj_bias": np.concatenate([np.zeros(2 * size, np.float32), np.full(size, value, np.float32)]),
-            "out_proj.weight": zeros + np.eye(size, dtype=np.float32),
+            "out_proj.weight": zeros + factor * np.eye(size, dtype=np.float32),
         },
     )
 
@@ -420,7 +420,9 @@ def test_a_model_that_can_not_be_loaded_again_keeps_serving(tmp_path):
 
 
 def test_replacing_under_load_gives_no_wrong_answer(tmp_path):
-    make_layers.write_layer(tmp_path / "a", *constant_layer(0))
+    # Each version has a prime in both projections: a product of different primes mixes two versions.
+    primes = [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71]
+    make_layers.write_layer(tmp_path / "a", *constant_layer(primes[0], factor=primes[0]))
     x = {"query": np.ones((1, 200, 64), np.float32)}
     stop, wrong, calls = threading.Event(), [], [0]
 
@@ -429,7 +431,7 @@ def test_replacing_under_load_gives_no_wrong_answer(tmp_path):
             while not stop.is_set():
                 y = infer(client, "a", x)[0]
                 calls[0] += 1
-                if not (y == y.flat[0]).all() or y.flat[0] not in range(20):
+                if not (y == y.flat[0]).all() or y.flat[0] not in {prime**2 for prime in primes}:
                     wrong.append(y)
 
     with serving(tmp_path) as (server, client):
@@ -437,10 +439,10 @@ def test_replacing_under_load_gives_no_wrong_answer(tmp_path):
         threads = [threading.Thread(target=call, args=(server.grpc_address,)) for _ in range(3)]
         for thread in threads:
             thread.start()
-        for version in range(1, 20):
-            make_layers.write_layer(tmp_path / "a", *constant_layer(version))
+        for prime in primes[1:]:
+            make_layers.write_layer(tmp_path / "a", *constant_layer(prime, factor=prime))
             client.load_model("a")
-            assert infer(client, "a", x)[0].flat[0] == version
+            assert infer(client, "a", x)[0].flat[0] == prime**2
         stop.set()
         for thread in threads:
             thread.join()
@@ -498,6 +500,8 @@ def test_the_start_fails_by_name(tmp_path):
         assert f"model '{name}'" in log and message in log
     make_layers.write_layer(tmp_path / "taken/attention", config, tensors)
     assert "model 'attention' is built in" in start_fails(tmp_path / "taken")
+    make_layers.write_layer(tmp_path / "reserved/others", config, tensors)
+    assert "model 'others' is built in or reserved" in start_fails(tmp_path / "reserved")
     make_layers.write_layer(tmp_path / "half/folder", config, tensors)
     (tmp_path / "half/folder/config.json").unlink()
     assert "model 'folder': config.json" in start_fails(tmp_path / "half")

@@ -134,6 +134,20 @@ void Configure(const ModelTensor& tensor, TensorConfig& config) {
   for (int axis = 0; axis < tensor.rank; ++axis) config.add_dims(LengthOf(tensor, axis));
 }
 
+// "'attention', 'a'", as Models() lists them.
+std::string KnownNames(const Residence& residence) {
+  std::vector<std::string> names;
+  for (const ModelInfo& model : BuiltInModels(residence)) {
+    names.push_back(absl::StrCat("'", model.name(), "'"));
+  }
+  if (residence.repository != nullptr) {
+    for (const auto& layer : residence.repository->loaded()) {
+      names.push_back(absl::StrCat("'", *layer->name, "'"));
+    }
+  }
+  return absl::StrJoin(names, ", ");
+}
+
 }  // namespace
 
 absl::Span<const ModelInfo> BuiltInModels(const Residence& residence) {
@@ -164,11 +178,8 @@ absl::StatusOr<ModelInfoPtr> FindModel(absl::string_view name, absl::string_view
     if (layer != nullptr) found = LayerModel(*layer);
   }
   if (found == nullptr) {
-    const std::string known =
-        absl::StrJoin(Models(residence), ", ", [](std::string* out, const ModelInfoPtr& model) {
-          absl::StrAppend(out, "'", model->name(), "'");
-        });
-    return absl::NotFoundError(absl::StrCat("unknown model '", name, "'; this server has ", known));
+    return absl::NotFoundError(
+        absl::StrCat("unknown model '", name, "'; this server has ", KnownNames(residence)));
   }
   if (!version.empty() && version != kModelVersion) {
     return absl::NotFoundError(absl::StrCat("model '", name, "' has no version '", version,
