@@ -450,6 +450,33 @@ def test_replacing_under_load_gives_no_wrong_answer(tmp_path):
         assert server.read_gauge("rapt_model_weights_bytes") == held
 
 
+def test_writing_into_a_file_beside_loads_leaves_the_server_alone(tmp_path):
+    make_layers.write_layer(tmp_path / "a", *constant_layer(3, size=1024, factor=3))
+    file = tmp_path / "a/model.safetensors"
+    content = file.read_bytes()
+    stop, loads = threading.Event(), {"whole": 0, "refused": 0}
+
+    def overwrite():
+        while not stop.is_set():
+            file.write_bytes(content)  # truncates it first, as cp does
+
+    with serving(tmp_path) as (_, client):
+        writer = threading.Thread(target=overwrite)
+        writer.start()
+        for _ in range(50):
+            try:
+                client.load_model("a")
+                loads["whole"] += 1
+            except InferenceServerException:
+                loads["refused"] += 1
+            y = infer(client, "a", {"query": np.ones((1, 2, 1024), np.float32)})[0]
+            np.testing.assert_array_equal(y, np.full((1, 2, 1024), 9.0))
+        stop.set()
+        writer.join()
+        assert loads["refused"] > 0
+        client.load_model("a")
+
+
 def post(server, path):
     request = urllib.request.Request(f"http://{server.http_address}{path}", b"{}", method="POST")
     try:

@@ -176,8 +176,14 @@ void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& st
                                  " is an object; a layer has one rope_theta, in rope_parameters"));
   }
   ObjectReader parameters(*rope, "rope_parameters.", status);
-  parameters.Read({"rope_theta"}, settings.rope_theta);
-  parameters.Read({"partial_rotary_factor"}, settings.rotary_factor);
+  for (const auto& [name, setting] : {std::pair{"rope_theta", &settings.rope_theta},
+                                      {"partial_rotary_factor", &settings.rotary_factor}}) {
+    const std::optional<double> outside = *setting;
+    parameters.Read({name}, *setting);
+    if (!outside || *setting == outside) continue;
+    status.Update(Invalid(name, " is ", *outside, " and rope_parameters.", name, " is ", **setting,
+                          "; they must be equal"));
+  }
   parameters.Allow("rope_type", {"default"});
 }
 

@@ -92,6 +92,9 @@ TEST(LayerSettingsTest, RejectsContradictions) {
   EXPECT_THAT(MessageFor(R"({"hidden_size": 64, "n_embd": 32})"),
               HasSubstr("hidden_size is 64 and n_embd is 32; they must be equal"));
   EXPECT_TRUE(ParseLayerSettings(R"({"hidden_size": 64, "n_embd": 64, "d_model": null})").ok());
+  EXPECT_THAT(
+      MessageFor(R"({"rope_theta": 100, "rope_parameters": {"rope_theta": 200}})"),
+      HasSubstr("rope_theta is 100 and rope_parameters.rope_theta is 200; they must be equal"));
   EXPECT_THAT(MessageFor(R"({"rope_theta": 100, "rope_theta": 200})"),
               HasSubstr("rope_theta is given twice"));
   EXPECT_THAT(MessageFor(R"({"rapt": {"scale": 1, "scale": 2}})"),
