@@ -86,6 +86,7 @@ class Cost extends HTMLElement {
     const start = this.#time.firstChild;
     const series = Object.keys(TIMED).map((name) => ({name, values: []}));
     for (const [n, length] of TIME_LENGTHS.entries()) {
+      if (!this.isConnected) return;
       const input = inputOf(length);
       for (const {name, values} of series) values.push(await microseconds(TIMED[name], input));
       const xs = TIME_LENGTHS.slice(0, n + 1);

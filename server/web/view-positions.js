@@ -9,6 +9,7 @@ const FIELDS = {tokens: ['Positions', 48, 1, 1024], size: ['Numbers', 32, 2, 256
 const CURVES = [0, 1, 4, 5];
 
 class Positions extends HTMLElement {
+  #running = new AbortController();
   #fields = {};
   #map = el('rapt-heat-map');
   #chart = el('div');
@@ -20,21 +21,34 @@ class Positions extends HTMLElement {
     }
     const form = el('form', {className: 'fields'}, ...Object.entries(FIELDS).map(([name, [label]]) => el('label', {}, label, this.#fields[name])));
     form.addEventListener('submit', (event) => event.preventDefault());
-    form.addEventListener('change', () => this.#draw().catch((error) => { this.#chart.textContent = error.message; }));
+    form.addEventListener('change', () => this.#redraw());
     this.append(el('p', {className: 'quiet'},
       'Attention alone does not know where a word stands. This encoding, added to its vector, tells it: sines and cosines of the position, from fast to slow.'),
     form, el('div', {className: 'columns'}, this.#map, this.#chart));
   }
 
   async update() {
-    if (!this.#map.matrix) await this.#draw();
+    if (!this.#map.matrix) await this.#redraw();
   }
 
-  async #draw() {
+  /** Ends a drawing that still waits for its answer. */
+  async #redraw() {
+    this.#running.abort();
+    this.#running = new AbortController();
+    const {signal} = this.#running;
+    try {
+      await this.#draw(signal);
+    } catch (error) {
+      if (!signal.aborted) this.#chart.textContent = error.message;
+    }
+  }
+
+  async #draw(signal) {
     if (Object.values(this.#fields).some((field) => !field.checkValidity())) return;
     const [rows, columns, base] = Object.values(this.#fields).map((field) => Number(field.value));
     const X = tensor('FP32', [1, rows, columns], new Float32Array(rows * columns));
-    const {outputs: {Y}} = await infer('positional_encoding', {inputs: {X}, parameters: {base}}, ['Y']);
+    const {outputs: {Y}} = await infer('positional_encoding', {inputs: {X}, parameters: {base}}, ['Y'], signal);
+    signal.throwIfAborted();
     const numbers = (count) => Array.from({length: count}, (_, n) => String(n));
     this.#map.show({
       rows, columns, values: Y.values, rowLabels: numbers(rows), columnLabels: numbers(columns), range: {low: -1, high: 1, isAround0: true},

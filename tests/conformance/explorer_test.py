@@ -467,11 +467,15 @@ def test_a_layer_of_the_server(browser, tmp_path):
     for name, (config, tensors) in make_layers.layers().items():
         make_layers.write_layer(tmp_path / name, config, tensors)
     with RaptServer(f"--model_repository={tmp_path}") as server, open_page(browser, f"http://{server.http_address}") as explorer:
+        # One whose description fails hides no other.
+        explorer.page.route("**/v2/models/t5_block", lambda route: route.fulfill(status=404, json={"error": "unloaded meanwhile"}))
         explorer.open().type("one two three")
         choice = explorer.page.get_by_role("combobox", name="Layer")
         expect(choice.locator("option", has_text="layer gpt2_block")).to_be_attached()
         # The words of one sentence are not both of its kinds of vectors.
         expect(choice.locator("option", has_text="bahdanau")).to_have_count(0)
+        expect(choice.locator("option", has_text="t5_block")).to_have_count(0)
+        forget_status(explorer, 404)
         choice.select_option("gpt2_block")
         explorer.settle()
         sent = explorer.inputs("gpt2_block")["query"]
@@ -525,6 +529,16 @@ def test_a_wrong_file_is_explained(explorer, tmp_path):
     for name, message in [("empty.npy", "empty has shape [0,3]; an axis of 0"), ("names.npy", "names.npy has the type <U1; it must be one of"), ("notes.txt", "notes.txt is none of .npy")]:
         explorer.page.set_input_files("#files", tmp_path / name)
         expect(explorer.page.get_by_role("status")).to_contain_text(message)
+
+
+def test_a_long_header_of_numpy(explorer, tmp_path):
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), }" + b" " * 500_000 + b"\n"
+    weights = np.float32([[1, 0], [0.25, 0.75]])
+    (tmp_path / "weights.npy").write_bytes(b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header + weights.tobytes())
+    explorer.open("#source=files").page.set_input_files("#files", tmp_path / "weights.npy")
+    expect(explorer.page.locator("#note")).to_contain_text("weights [2,2]")
+    explorer.settle()
+    np.testing.assert_array_equal(explorer.weights(), weights)
 
 
 def test_weights_that_are_no_weights(explorer, tmp_path):
@@ -759,6 +773,21 @@ def test_a_view_shows_the_last_choice(explorer):
     explorer.page.wait_for_timeout(200)  # in which the answer for “cat” must change nothing
     expect(grid).to_have_attribute("aria-label", "dQ for mat")
     expect(explorer.page.get_by_role("heading", name="What the output of “mat” depends on")).to_be_visible()
+
+
+def test_positions_are_those_of_the_last_choice(explorer):
+    explorer.open("#view=positions")
+    tokens = explorer.page.get_by_role("spinbutton", name="Positions")
+    held = Held(explorer.page, "**/positional_encoding/infer")
+    for count, value in enumerate(["7", "5"], 1):
+        tokens.fill(value)
+        tokens.press("Tab")
+        held.wait_for(count)
+    held.let_go(slice(None, None, -1))
+    grid = explorer.page.locator("rapt-positions [role=grid]")
+    expect(grid).to_have_attribute("aria-rowcount", "5")
+    explorer.page.wait_for_timeout(200)
+    expect(grid).to_have_attribute("aria-rowcount", "5")
 
 
 def test_a_lesson_shows_the_last_choice(explorer):
