@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -458,7 +459,10 @@ def test_writing_into_a_file_beside_loads_leaves_the_server_alone(tmp_path):
 
     def overwrite():
         while not stop.is_set():
-            file.write_bytes(content)  # truncates it first, as cp does
+            file.write_bytes(content)
+            time.sleep(0.002)  # loads begin to read it
+            os.truncate(file, 4096)  # as cp, which then writes
+            time.sleep(0.002)
 
     with serving(tmp_path) as (_, client):
         writer = threading.Thread(target=overwrite)
@@ -474,6 +478,7 @@ def test_writing_into_a_file_beside_loads_leaves_the_server_alone(tmp_path):
         stop.set()
         writer.join()
         assert loads["refused"] > 0
+        file.write_bytes(content)
         client.load_model("a")
 
 
