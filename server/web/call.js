@@ -68,7 +68,7 @@ export function callOf({q, k, v}, state) {
   return {inputs, parameters, isBottomRight: state.align === 'bottom_right'};
 }
 
-export function hidesKeys({inputs, parameters: p}) {
+function hidesKeys({inputs, parameters: p}) {
   return Boolean(p.is_causal || 'left_window_size' in p || 'right_window_size' in p || inputs.attn_mask || inputs.block_mask);
 }
 
@@ -114,11 +114,18 @@ async function attendInJson(call, mode, signal) {
   }
 }
 
-/** Marks what the mask hides, by the server's scores after it. */
-export function hiddenOf({values}) {
-  const hidden = new Uint8Array(values.length);
-  for (let at = 0; at < values.length; ++at) hidden[at] = values[at] === -Infinity;
-  return hidden;
+/** Marks what the mask hides: scores of zeros are -∞ after it there alone, while those of the call may also overflow. */
+async function hiddenOf(call, signal) {
+  const zeros = (t) => tensor(t.datatype, t.shape, new Float32Array(sizeOf(t.shape)));
+  const inputs = {...call.inputs, Q: zeros(call.inputs.Q), K: zeros(call.inputs.K)};
+  const {scores} = await attend({...call, inputs, parameters: {...call.parameters, scale: 1}}, 'biased', signal);
+  return tensor('BOOL', scores.shape, Uint8Array.from(scores.values, (score) => score === -Infinity));
+}
+
+/** The weights of a call and what its mask hides, null without one. */
+export async function attendAndShowMask(call, signal) {
+  const [hidden, answer] = await Promise.all([hidesKeys(call) ? hiddenOf(call, signal) : null, attend(call, 'weights', signal)]);
+  return {...answer, hidden};
 }
 
 /** The gradients of Q, K and V for a gradient of Y that is 1 in the row of a query, 0 elsewhere. */

@@ -2,8 +2,9 @@
 import {el, svg, table} from './text.js';
 
 const WIDTH = 640, HEIGHT = 320, LEFT = 84, RIGHT = 16, TOP = 14, BOTTOM = 44;
-// Okabe and Ito's colours, which colour-blind readers tell apart, in the order of contrast to both backgrounds.
-const COLOURS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9'];
+// Okabe and Ito's colours, which colour-blind readers tell apart, in the order of contrast to both backgrounds, and a grey.
+const COLOURS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#858585'];
+const DASHED_FROM = 3;
 
 /** A scale from numbers to pixels, linear or logarithmic, and its ticks. */
 function scaleOf(values, from, to, isLog) {
@@ -31,7 +32,8 @@ function linearTicks(low, high, leastStep) {
 }
 
 /**
- * @param {{title: string, x: string, xs: number[], series: {name: string, values: number[]}[], isLog?: boolean,
+ * `colour` counts colours from 0, by default as series follow each other.
+ * @param {{title: string, x: string, xs: number[], series: {name: string, values: number[], colour?: number}[], isLog?: boolean,
  *   showX?: (x: number) => string, showY?: (y: number) => string}} chart
  * @returns {HTMLElement}
  */
@@ -49,15 +51,16 @@ export function lineChart({title, x, xs, series, isLog = false, showX = String, 
     picture.append(svg('text', {class: 'quiet', x: across.place(tick), y: HEIGHT - BOTTOM + 20, 'text-anchor': 'middle'}, showX(tick)));
   }
   picture.append(svg('text', {class: 'quiet', x: (LEFT + WIDTH) / 2, y: HEIGHT - 6, 'text-anchor': 'middle'}, x));
-  series.forEach(({values}, n) => {
+  const coloured = series.map((one, n) => ({colour: n, ...one}));
+  for (const {values, colour} of coloured) {
     const points = values.map((y, at) => (isLog && !(y > 0) ? '' : `${across.place(xs[at])},${up.place(y)}`)).filter(Boolean);
-    const line = svg('polyline', {points: points.join(' '), fill: 'none', stroke: COLOURS[n % COLOURS.length], 'stroke-width': 2.5});
-    if (n >= COLOURS.length / 2) line.setAttribute('stroke-dasharray', '7 4');
+    const line = svg('polyline', {points: points.join(' '), fill: 'none', stroke: COLOURS[colour % COLOURS.length], 'stroke-width': 2.5});
+    if (colour >= DASHED_FROM) line.setAttribute('stroke-dasharray', '7 4');
     picture.append(line);
-  });
-  const symbols = el('div', {className: 'symbols'}, ...series.map(({name}, n) => {
+  }
+  const symbols = el('div', {className: 'symbols'}, ...coloured.map(({name, colour}) => {
     const mark = el('i');
-    mark.style.background = COLOURS[n % COLOURS.length];
+    mark.style.background = COLOURS[colour % COLOURS.length];
     return el('span', {}, mark, name);
   }));
   const rows = xs.map((at, n) => [showX(at), ...series.map(({values}) => (Number.isFinite(values[n]) ? showY(values[n]) : '–'))]);

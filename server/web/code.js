@@ -26,7 +26,7 @@ function nested({shape, values}, write, [open, close], indent) {
   return level(0, 0);
 }
 
-const same = (a, b) => a.values === b.values && a.datatype === b.datatype;
+const same = (a, b) => String(a.shape) === String(b.shape) && a.values.every((x, n) => Object.is(x, b.values[n]));
 
 export const isLong = (call) => Object.values(call.inputs).reduce((sum, t) => sum + sizeOf(t.shape), 0) > MOST_NUMBERS;
 
@@ -35,10 +35,12 @@ export const isLong = (call) => Object.values(call.inputs).reduce((sum, t) => su
 const NUMPY = {FP32: 'np.float32', FP16: 'np.float16', FP64: 'np.float64', BF16: 'ml_dtypes.bfloat16', BOOL: 'bool'};
 const NAMES = {Q: 'q', K: 'k', V: 'v', attn_mask: 'mask', head_sink: 'head_sink', block_mask: 'block_mask'};
 
-function pythonArray(target, t) {
+/** @param {string[]} [labels] of the rows, each of which is a line */
+function pythonArray(target, t, labels) {
   const write = t.datatype === 'BOOL' ? (x) => (x ? 'True' : 'False') : (x) => decimals(x).replace('Infinity', 'np.inf').replace('NaN', 'np.nan');
   const start = `${target} = np.array(`;
-  return `${start}${nested(t, write, '[]', start.length)}, ${NUMPY[t.datatype]})`;
+  const text = `${start}${nested(t, write, '[]', start.length)}, ${NUMPY[t.datatype]})`;
+  return labels ? text.split('\n').map((line, row) => `${line}  # ${labels[row % labels.length]}`).join('\n') : text;
 }
 
 function pythonOptions({inputs, parameters: p, isBottomRight}) {
@@ -51,31 +53,37 @@ function pythonOptions({inputs, parameters: p, isBottomRight}) {
   for (const name of ['scale', 'softcap', 'alpha', 'block_q', 'block_k']) if (name in p) add(name, p[name]);
   if (p.alibi) add('alibi', 'True');
   if (p.normalizer) add('normalizer', `"${p.normalizer}"`);
-  return options.map((option) => `, ${option}`).join('');
+  return options;
 }
 
-/** @param {import('./call.js').Call} call */
-export function pythonOf(call) {
+/**
+ * @param {import('./call.js').Call} call
+ * @param {import('./sources.js').Source} source
+ */
+export function pythonOf(call, {queryLabels, keyLabels}) {
   const {inputs} = call;
+  const options = pythonOptions(call);
   const lines = ['import numpy as np'];
   if (inputs.Q.datatype === 'BF16') lines.unshift('import ml_dtypes');
   if (usesToken()) lines.unshift('import os', '');
-  lines.push('import rapt', '');
+  lines.push('import rapt', '', `# Settings: ${options.join(', ') || 'none'}`);
   if (isLong(call)) {
     lines.push('# Save the arrays with the button “Inputs”.');
     for (const [name, t] of Object.entries(inputs)) {
       lines.push(`${NAMES[name]} = np.load("${NAMES[name]}.npy")${t.datatype === 'BF16' ? '.astype(ml_dtypes.bfloat16)' : ''}`);
     }
   } else {
-    const isSelf = same(inputs.K, inputs.V);
-    for (const [name, t] of Object.entries(inputs)) {
-      if (name === 'V' && isSelf) continue;
-      lines.push(pythonArray(name === 'K' && isSelf ? 'k = v' : NAMES[name], t));
-    }
+    const {Q, K, V, ...more} = inputs;
+    const isSelf = same(Q, K), isValue = same(K, V);
+    lines.push(pythonArray('q', Q, queryLabels));
+    if (!isSelf) lines.push(pythonArray(isValue ? 'k = v' : 'k', K, keyLabels));
+    else lines.push(isValue ? 'k = v = q' : 'k = q');
+    if (!isValue) lines.push(pythonArray('v', V, keyLabels));
+    for (const [name, t] of Object.entries(more)) lines.push(pythonArray(NAMES[name], t));
   }
   const token = usesToken() ? ', token=os.environ["RAPT_TOKEN"]' : '';
   lines.push('', `with rapt.Client("${serverUrl}"${token}) as client:`,
-    `    result = client.attend(q, k, v, scores="weights"${pythonOptions(call)})`,
+    `    result = client.attend(q, k, v, scores="weights"${options.map((option) => `, ${option}`).join('')})`,
     'print(result.scores.round(3))  # [batch, head, query, key]');
   return lines.join('\n');
 }
@@ -114,7 +122,7 @@ export function cppOf(call) {
 #include "rapt/client.h"
 
 int main() {
-  const auto client = rapt::client::Client::Connect("127.0.0.1:8001");
+  const auto client = rapt::client::Client::Connect("127.0.0.1:8001");  // the server's --grpc_address
   if (!client.ok()) return 1;
 ${arrays.join('\n')}
   const auto result = (*client)->Attend(

@@ -1,9 +1,10 @@
 // <rapt-heat-map>: a matrix on a canvas, under a grid of cells that the keyboard walks and a screen reader reads.
-import {numberIn, paint} from './matrix.js';
-import {el, longestOf, show, table} from './text.js';
+import {largestOf, numberIn, paint} from './matrix.js';
+import {el, longestOf, phrase, show, table} from './text.js';
 
 const MOST_CELLS = 1600;  // of a larger matrix, the grid has only the cell that has the focus
 const LABELS_FROM = 13;   // pixels of a cell
+const ATTENDS = 'attends to';
 const LARGEST_REM = 4.5;
 const SMALLEST_FOR_KEYS = 8;
 const DECIMALS = 3;
@@ -61,7 +62,7 @@ export class HeatMap extends HTMLElement {
    * @param {import('./matrix.js').Matrix} matrix
    * @param {{name: string, verb?: string, isTable?: boolean}} options `verb`: "the" VERB "cat" 0.31
    */
-  show(matrix, {name, verb = 'attends to', isTable = false}) {
+  show(matrix, {name, verb = ATTENDS, isTable = false}) {
     this.#matrix = matrix;
     this.#isTable = isTable;
     this.#verb = verb;
@@ -74,27 +75,41 @@ export class HeatMap extends HTMLElement {
     this.#table.hidden = !isTable;
     if (isTable) this.#showTable();
     else this.#fit(true);
-    this.#say(this.#row, this.#column);
+    this.#sayMost();
   }
 
   /** Marks the row of a query. */
   mark(row) {
     if (!this.#matrix || row === this.#row) return;
     this.#setCurrent(row, this.#column);
-    this.#say(this.#row, this.#column);
+    this.#sayMost();
     this.#placeMarker();
     if (this.#isTable) this.#showTable();
   }
 
-  #textOf(row, column) {
+  #describe(row, column) {
     const {columns, values, hidden, rowLabels, columnLabels} = this.#matrix;
     const at = row * columns + column;
     const isHidden = hidden?.[at] ? 'masked, ' : '';
-    return `${rowLabels[row]} ${this.#verb} ${columnLabels[column]}: ${isHidden}${show(values[at], DECIMALS)}`;
+    return [rowLabels[row], this.#verb, columnLabels[column], `${isHidden}${show(values[at], DECIMALS)}`];
+  }
+
+  #textOf(row, column) {
+    const [query, verb, key, value] = this.#describe(row, column);
+    return `${query} ${verb} ${key}: ${value}`;
   }
 
   #say(row, column) {
-    this.#readout.textContent = this.#textOf(row, column);
+    const [query, verb, key, value] = this.#describe(row, column);
+    this.#readout.replaceChildren(...phrase`${query} ${verb} ${key}: ${value}`);
+  }
+
+  /** Until a cell is pointed at: the largest weight of the row, or its current cell if these are no weights. */
+  #sayMost() {
+    const {rowLabels, columnLabels} = this.#matrix;
+    const {at, weight} = largestOf(this.#matrix, this.#row);
+    if (this.#verb !== ATTENDS || !(weight > 0)) return this.#say(this.#row, this.#column);
+    this.#readout.replaceChildren(...phrase`“${rowLabels[this.#row]}” attends most to “${columnLabels[at]}” (${show(weight, DECIMALS)})`);
   }
 
   // --- Layout ---
@@ -180,7 +195,7 @@ export class HeatMap extends HTMLElement {
     this.#table.replaceChildren(table(isWhole ? this.#name : `${this.#name}: the chosen row of ${rows}`, ['', ...columnLabels], shown.map((row) =>
       [rowLabels[row], ...columnLabels.map((_, column) => {
         const at = row * columns + column;
-        return hidden?.[at] ? `masked ${show(values[at])}` : show(values[at], DECIMALS);
+        return hidden?.[at] ? el('span', {role: 'img', 'aria-label': 'masked'}, '–') : show(values[at], DECIMALS);
       })])));
   }
 

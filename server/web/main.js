@@ -2,7 +2,7 @@
 import './heat-map.js';
 import './heads.js';
 import './words.js';
-import {attend, callOf, hiddenCells, hiddenOf, hidesKeys} from './call.js';
+import {attendAndShowMask, callOf, hiddenCells} from './call.js';
 import {pythonOf} from './code.js';
 import {colourOf, css, rangeOf} from './colours.js';
 import {readFiles, writeNpy} from './files.js';
@@ -11,7 +11,7 @@ import {pngOf, svgOf} from './matrix.js';
 import {ask, askForTokenAgain, onTokenNeeded} from './server.js';
 import {sourceOfArrays, sourceOfLayer, sourceOfNumbers, sourceOfSentence} from './sources.js';
 import {DEFAULTS, formatState, parseState} from './state.js';
-import {headOf, tensor} from './tensor.js';
+import {headOf} from './tensor.js';
 import {el} from './text.js';
 
 /** The view NAME is the element rapt-NAME of view-NAME.js. */
@@ -23,6 +23,7 @@ const WITHOUT_WEIGHTS = ['positions', 'cost', 'server'];  // show something befo
 const WITHOUT_CALL = ['lines', ...WITHOUT_WEIGHTS];       // and for a file of weights
 
 const ADDRESS_MS = 300;
+const COPIED_MS = 4000;
 
 const $ = (selector) => document.querySelector(selector);
 const map = $('rapt-heat-map'), words = $('rapt-words'), heads = $('rapt-heads');
@@ -35,6 +36,7 @@ let running = new AbortController();   // ends a call that another one replaces
 let updating = new AbortController();  // likewise for an update of the view
 let addressTimer = 0;
 let layersOfServer = [];
+let remark = '';        // what the last change of a control ignored or changed besides
 
 // --- Asking the server ---------------------------------------------------------------------------
 
@@ -52,10 +54,8 @@ async function compute(source, signal) {
   if (source.weights) return {weights: source.weights, plan: ''};
   if (source.layer) return weightsOfLayer(source, state.causal, signal);
   const call = callOf(source, state);
-  const [{scores: weights, y, plan, computeUs}, biased] = await Promise.all([
-    attend(call, 'weights', signal), hidesKeys(call) ? attend(call, 'biased', signal) : null,
-  ]);
-  return {call, weights, y, plan, computeUs, hidden: biased && tensor('BOOL', weights.shape, hiddenOf(biased.scores))};
+  const {scores: weights, ...answer} = await attendAndShowMask(call, signal);
+  return {call, weights, ...answer};
 }
 
 async function refresh() {
@@ -68,12 +68,12 @@ async function refresh() {
     const source = sourceOf();
     if (!source) {
       clear();
-      return say('');
+      return report();
     }
     const result = await compute(source, signal);
     signal.throwIfAborted();
     shown = {source, ...result};
-    say(result.plan ? `Computed by the server in ${result.computeUs} µs, plan ${result.plan}.` : '');
+    report();
     await render();
   } catch (error) {
     if (signal.aborted) return;
@@ -87,6 +87,12 @@ async function refresh() {
 function say(text, isError = false) {
   $('#status').textContent = text;
   $('#status').classList.toggle('error', isError);
+}
+
+/** Says what is shown. */
+function report() {
+  const timing = shown?.plan ? `Computed by the server in ${shown.computeUs} µs, plan ${shown.plan}.` : '';
+  say([remark, timing].filter(Boolean).join(' '));
 }
 
 function fail(error) {
@@ -178,8 +184,9 @@ function writeAddress() {
 }
 
 /** Changes the state, its address and what follows from it. */
-function change(patch, needsServer = true) {
+function change(patch, needsServer = true, newRemark = '') {
   state = {...state, ...patch};
+  remark = newRemark;
   writeAddress();
   fillControls();
   if (!needsServer) return;
@@ -203,6 +210,7 @@ function fillControls() {
     if (field.type === 'checkbox') field.checked = state[field.name];
     else if (field.type === 'radio') field.checked = field.value === state[field.name];
     else field.value = state[field.name];
+    field.removeAttribute('aria-invalid');
   }
   for (const part of document.querySelectorAll('[data-source]')) part.hidden = part.dataset.source !== state.source;
   for (const part of document.querySelectorAll('[data-if]')) {
@@ -221,21 +229,38 @@ function fillControls() {
   }
 }
 
+/** A number that the field can't have counts as none. */
 function valueOf(field) {
   if (field.type === 'checkbox') return field.checked;
-  if (typeof DEFAULTS[field.name] === 'number') return field.value === '' ? DEFAULTS[field.name] : Number(field.value);
-  return field.value;
+  const text = field.validity.valid ? field.value : '';
+  if (typeof DEFAULTS[field.name] === 'number') return text === '' ? DEFAULTS[field.name] : Number(text);
+  return text;
+}
+
+/** What is wrong with the number in a field, or ''. */
+function complaintOf({validity, min, max, step, ariaLabel, labels}) {
+  if (validity.valid) return '';
+  const allowed = validity.rangeUnderflow ? `at least ${min}` : validity.rangeOverflow ? `at most ${max}`
+    : validity.stepMismatch && step !== '' ? `a multiple of ${step}` : validity.badInput ? 'a number' : 'a whole number';
+  return `${ariaLabel ?? labels[0].firstChild.textContent} must be ${allowed}; ignored.`;
 }
 
 function onControl({target: field}) {
-  if (!Object.hasOwn(DEFAULTS, field.name) || !field.checkValidity()) return;
+  if (!Object.hasOwn(DEFAULTS, field.name)) return;
   if (field.name === 's' || field.name === 'n') return;  // by Enter or the button
+  let message = complaintOf(field);
+  if (message) field.setAttribute('aria-invalid', 'true');
+  else field.removeAttribute('aria-invalid');
   const patch = {[field.name]: valueOf(field)};
   // Heads of queries are a multiple of those of keys: one control follows the other.
   if (field.name === 'heads' && patch.heads % state.kv !== 0) patch.kv = patch.heads;
   if (field.name === 'kv' && state.heads % patch.kv !== 0) patch.heads = patch.kv;
   if (field.name === 'heads' && state.kv === state.heads) patch.kv = patch.heads;
-  change(patch, field.name !== 'paint');
+  if (field.name === 'heads' && 'kv' in patch && patch.kv !== state.kv) {
+    message ||= `Key heads changed to ${patch.kv} with the query heads.`;
+  }
+  if (field.name === 'kv' && 'heads' in patch) message ||= `Query heads changed to ${patch.heads}, a multiple of the key heads.`;
+  change(patch, field.name !== 'paint', message);
 }
 
 function onSubmit(event) {
@@ -289,6 +314,7 @@ function bindControls() {
   window.addEventListener('hashchange', () => {
     clearTimeout(addressTimer);
     state = parseState(location.hash);
+    remark = '';
     fillLayers();
     fillControls();
     refresh();
@@ -332,7 +358,9 @@ const SAVERS = {
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
-    say('Copied. The view Code tells what it needs.');
+    const message = 'Copied. The view Code tells what it needs.';
+    say(message);
+    setTimeout(() => $('#status').textContent === message && report(), COPIED_MS);
   } catch {
     change({view: 'code'}, false);
     await showView();
@@ -350,7 +378,7 @@ function bindSaving() {
       }
     });
   }
-  $('[data-copy=python]').addEventListener('click', () => shown?.call && copy(pythonOf(shown.call)));
+  $('[data-copy=python]').addEventListener('click', () => shown?.call && copy(pythonOf(shown.call, shown.source)));
   document.addEventListener('copytext', ({detail}) => copy(detail));
   document.addEventListener('savefile', ({detail: {name, blob}}) => save(name, blob));
 }

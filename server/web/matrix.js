@@ -13,6 +13,15 @@ import {show, svg} from './text.js';
  * @property {import('./colours.js').Range} range
  */
 
+/** The column and the value of the largest number in a row. */
+export function largestOf({columns, values}, row) {
+  let at = 0;
+  for (let column = 1; column < columns; ++column) {
+    if (values[row * columns + column] > values[row * columns + at]) at = column;
+  }
+  return {at, weight: values[row * columns + at]};
+}
+
 const HIDDEN = [226, 229, 233];
 const HIDDEN_PIXEL = 0xffe9e5e2;  // the same
 const HATCH = '#8b95a1';

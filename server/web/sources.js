@@ -95,8 +95,18 @@ const tensorOf = (rows) => {
   return tensor('FP32', shape, Float32Array.from(rows.flat(2)));
 };
 
+const graphemes = new Intl.Segmenter(undefined, {granularity: 'grapheme'});
+
+/** Letters and digits that follow each other are a word, and so is every other character that a reader sees, such as an emoji. */
 function wordsOf(sentence) {
-  const words = sentence.match(/[\p{L}\p{N}'’-]+|[^\s\p{L}\p{N}]/gu) ?? [];
+  const words = [];
+  let isInWord = false;
+  for (const {segment} of graphemes.segment(sentence)) {
+    const isLetter = /[\p{L}\p{N}'’-]/u.test(segment);
+    if (isLetter && isInWord) words[words.length - 1] += segment;
+    else if (/[^\s\p{Cf}\p{M}]/u.test(segment)) words.push(segment);
+    isInWord = isLetter;
+  }
   if (words.length === 0) throw new RangeError('Type a sentence first.');
   if (words.length > 1024) throw new RangeError(`The sentence has ${words.length} words; at most 1024 are shown.`);
   return words;
@@ -124,7 +134,8 @@ export function sourceOfSentence(sentence, heads, kvHeads) {
   }
   return {
     ...common,
-    note: `Toy vectors, drawn from a seed for each word, with its position. Not a language model: words mean nothing here.${repeats(labels)}`,
+    note: `Toy vectors. Not a language model: each word has numbers drawn from a seed, and its position; words mean nothing here. `
+      + `${heads > 1 ? 'In head 0, ' : ''}Q = K, so most words fit themselves best.${repeats(labels)}`,
     q: tensorOf(toyRows(words, heads, true)),
     k: tensorOf(toyRows(words, kvHeads, false)),
     v: tensorOf(toyRows(words, kvHeads, false)),

@@ -33,6 +33,9 @@ export function el(name, properties = {}, ...children) {
   return element;
 }
 
+/** Nodes of a text with words in it, which may be written from right to left: phrase`What “${word}” attends to`. */
+export const phrase = (parts, ...words) => parts.flatMap((part, n) => (n < words.length ? [part, el('bdi', {}, words[n])] : [part]));
+
 export function svg(name, attributes = {}, ...children) {
   const element = document.createElementNS('http://www.w3.org/2000/svg', name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -40,11 +43,11 @@ export function svg(name, attributes = {}, ...children) {
   return element;
 }
 
-/** Returns a table with a header row and a header column. */
+/** Returns a table with a header row and a header column; cells are texts, numbers or elements. */
 export function table(caption, columns, rows) {
   return el('table', {},
     el('caption', {}, caption),
     el('thead', {}, el('tr', {}, ...columns.map((text) => el('th', {scope: 'col'}, text)))),
     el('tbody', {}, ...rows.map(([first, ...rest]) =>
-      el('tr', {}, el('th', {scope: 'row'}, first), ...rest.map((text) => el('td', {}, String(text)))))));
+      el('tr', {}, el('th', {scope: 'row'}, first), ...rest.map((text) => el('td', {}, text))))));
 }

@@ -31,9 +31,9 @@ class Code extends HTMLElement {
     });
   }
 
-  update({call}) {
+  update({call, source}) {
     if (this.call === call) return;
-    this.call = call;
+    Object.assign(this, {call, source});
     this.#write();
   }
 
@@ -42,9 +42,10 @@ class Code extends HTMLElement {
     this.#inputs.hidden = !isLong(this.call);
     this.#hint.textContent = [
       this.#language === 'Python' ? 'pip install the wheel rapt_attention-*.whl, or set PYTHONPATH to client/python of a checkout.' : '',
+      this.#language === 'C++' ? 'Link rapt::client, after find_package(rapt); client/cpp has its CMakeLists.txt.' : '',
       usesToken() && this.#language !== 'C++' ? 'The variable RAPT_TOKEN of the environment has your token.' : '',
     ].join(' ');
-    this.#code.textContent = WRITERS[this.#language](this.call);
+    this.#code.textContent = WRITERS[this.#language](this.call, this.source);
   }
 
   #emit(type, detail) {

@@ -1,37 +1,51 @@
 // <rapt-compare>: the same call without and with a causal mask.
 import './heat-map.js';
-import {attend, hiddenOf} from './call.js';
+import {attendAndShowMask} from './call.js';
 import {rangeOf} from './colours.js';
-import {headOf, tensor} from './tensor.js';
-import {el, show} from './text.js';
+import {largestOf} from './matrix.js';
+import {headOf} from './tensor.js';
+import {el, phrase, show} from './text.js';
 
-const TITLES = ['Full: every word sees every word', 'Causal: no word sees ahead'];
+const TITLES = ['Without the causal mask', 'With the causal mask: no word sees ahead'];
 
-/** The weights of all heads, and what is masked. */
-async function answerOf(call, isCausal, signal) {
-  const changed = {...call, parameters: {...call.parameters, is_causal: isCausal}};
-  const [{scores}, biased] = await Promise.all([attend(changed, 'weights', signal), attend(changed, 'biased', signal)]);
-  return {scores, hidden: tensor('BOOL', scores.shape, hiddenOf(biased.scores))};
-}
+const withCausal = (call, isCausal) => ({...call, parameters: {...call.parameters, is_causal: isCausal}});
 
 function matrixOf({scores, hidden}, source, head) {
   const [, , rows, columns] = scores.shape;
   return {
-    rows, columns, values: headOf(scores, head), hidden: headOf(hidden, head),
+    rows, columns, values: headOf(scores, head), hidden: hidden && headOf(hidden, head),
     rowLabels: source.queryLabels, columnLabels: source.keyLabels, range: rangeOf([], true),
   };
 }
 
+/** What the causal mask changed in a row. */
+function changeOf(before, after, row) {
+  const {columns, rowLabels, columnLabels} = after;
+  const isHidden = ({hidden}, n) => Boolean(hidden?.[row * columns + n]);
+  const keys = columnLabels.map((_, n) => n);
+  const newlyHidden = keys.filter((n) => isHidden(after, n) && !isHidden(before, n));
+  const word = rowLabels[row];
+  if (newlyHidden.length === 0) return phrase`The causal mask hides no word from “${word}”: nothing changes.`;
+  if (keys.every((n) => isHidden(after, n))) return phrase`The causal mask hides every word from “${word}”: its weights are 0.`;
+  const lost = newlyHidden.reduce((sum, n) => sum + before.values[row * columns + n], 0);
+  const {at, weight} = largestOf(after, row);
+  const hides = `The causal mask hides ${newlyHidden.length} of ${columns} words from`;
+  const shares = `and shares ${newlyHidden.length > 1 ? 'their' : 'its'} ${show(lost, 3)} among the others:`;
+  return phrase`${hides} “${word}” ${shares} “${columnLabels[at]}” ${show(before.values[row * columns + at], 3)} → ${show(weight, 3)}.`;
+}
+
 class Compare extends HTMLElement {
-  #sides = TITLES.map((title) => ({title: el('h3', {}, title), map: el('rapt-heat-map'), text: el('p', {className: 'quiet'})}));
+  #sides = TITLES.map((title) => ({title: el('h3', {}, title), map: el('rapt-heat-map')}));
+  #change = el('p');
 
   connectedCallback() {
-    this.append(el('div', {className: 'columns'}, ...this.#sides.map(({title, map, text}) => el('div', {}, title, map, text))));
+    this.className = 'stack';
+    this.append(this.#change, el('div', {className: 'columns'}, ...this.#sides.map(({title, map}) => el('div', {}, title, map))));
   }
 
   async update({call, source, head, row, state, signal}) {
     if (this.call !== call) {
-      const answers = await Promise.all([false, true].map((isCausal) => answerOf(call, isCausal, signal)));
+      const answers = await Promise.all([false, true].map((isCausal) => attendAndShowMask(withCausal(call, isCausal), signal)));
       signal.throwIfAborted();
       Object.assign(this, {call, answers, matrices: null});
     }
@@ -39,16 +53,8 @@ class Compare extends HTMLElement {
       Object.assign(this, {head, isTable: state.table, matrices: this.answers.map((answer) => matrixOf(answer, source, head))});
       this.#sides.forEach(({title, map}, n) => map.show(this.matrices[n], {name: title.textContent, isTable: state.table}));
     }
-    this.#sides.forEach(({map, text}, n) => {
-      map.mark(row);
-      text.textContent = this.#describe(this.matrices[n], row);
-    });
-  }
-
-  #describe({columns, values, rowLabels, columnLabels}, row) {
-    const weights = values.subarray(row * columns, (row + 1) * columns);
-    const most = weights.reduce((best, weight, n) => (weight > weights[best] ? n : best), 0);
-    return `“${rowLabels[row]}” attends most to “${columnLabels[most]}” (${show(weights[most], 3)}).`;
+    for (const {map} of this.#sides) map.mark(row);
+    this.#change.replaceChildren(...changeOf(...this.matrices, row));
   }
 }
 customElements.define('rapt-compare', Compare);

@@ -5,10 +5,11 @@ import {tensor} from './tensor.js';
 import {el, showBytes} from './text.js';
 
 const MEMORY_LENGTHS = [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536];
+const EXACT = 'exact, fused (this server)';
 const MEMORY = {
   'all scores at once': (e) => e.standardBytes,
   'scores in chunks': (e) => e.chunkedBytes,
-  'exact, fused (this server)': (e) => e.fusedBytes,
+  [EXACT]: (e) => e.fusedBytes,
   LSH: (e) => e.lsh.workspaceBytes,
   'linear (FAVOR+)': (e) => e.linear.workspaceBytes,
 };
@@ -18,7 +19,7 @@ const TIME_LENGTHS = [256, 512, 1024, 2048, 4096, 8192];
 
 /** Each returns [model, inputs, parameters] for Q, K and V of one head. */
 const TIMED = {
-  exact: (x) => ['attention', {Q: x, K: x, V: x}, {}],
+  [EXACT]: (x) => ['attention', {Q: x, K: x, V: x}, {}],
   [`window of ${WINDOW}`]: (x) => ['attention', {Q: x, K: x, V: x}, {left_window_size: WINDOW / 2, right_window_size: WINDOW / 2}],
   'block-sparse': (x) => ['attention', {Q: x, K: x, V: x, block_mask: blockMask(x.shape[2])}, {block_q: BLOCK, block_k: BLOCK}],
   LSH: (x) => ['lsh_attention', {QK: x, V: x}, {chunk_length: BLOCK, num_hashes: 2, seed: 1}],
@@ -28,6 +29,8 @@ const TIMED = {
     return ['linear_attention', {query: flat, key: flat, value: flat}, parameters];
   },
 };
+const METHODS = [...new Set([...Object.keys(TIMED), ...Object.keys(MEMORY)])];
+const colourOf = (name) => METHODS.indexOf(name);  // the same in both charts
 const OUTPUTS = {linear_attention: 'output'};
 
 /** Each block sees itself, the one before and the first. */
@@ -78,13 +81,13 @@ class Cost extends HTMLElement {
     const {estimates} = await ask('rapt/v1/estimate-memory', {batch: 1, queryHeads: 1, headSize: SIZE, lengths: MEMORY_LENGTHS});
     this.#memory.replaceChildren(lineChart({
       title: 'Memory besides Q, K, V and Y, one head of 64', x: 'tokens', xs: MEMORY_LENGTHS, isLog: true, showY: showBytes,
-      series: Object.entries(MEMORY).map(([name, bytesOf]) => ({name, values: estimates.map((e) => Number(bytesOf(e)))})),
+      series: Object.entries(MEMORY).map(([name, bytesOf]) => ({name, colour: colourOf(name), values: estimates.map((e) => Number(bytesOf(e)))})),
     }));
   }
 
   async #measure() {
     const start = this.#time.firstChild;
-    const series = Object.keys(TIMED).map((name) => ({name, values: []}));
+    const series = Object.keys(TIMED).map((name) => ({name, colour: colourOf(name), values: []}));
     for (const [n, length] of TIME_LENGTHS.entries()) {
       if (!this.isConnected) return;
       const input = inputOf(length);

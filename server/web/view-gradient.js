@@ -3,7 +3,7 @@ import './heat-map.js';
 import {gradientsOf} from './call.js';
 import {rangeOf} from './colours.js';
 import {headOf} from './tensor.js';
-import {el} from './text.js';
+import {el, phrase} from './text.js';
 
 const PARTS = [
   ['dQ', 'Queries: only the chosen word’s own row can matter.'],
@@ -19,14 +19,14 @@ class Gradient extends HTMLElement {
     this.className = 'stack';
     this.append(this.#heading, el('p', {className: 'quiet'},
       'The gradient of the sum of the numbers of its output. Red raises the output, blue lowers it, white changes nothing.'),
-    el('div', {className: 'columns thirds'}, ...this.#maps.map(({name, text, map}) =>
+    el('div', {className: 'columns'}, ...this.#maps.map(({name, text, map}) =>
       el('div', {}, el('h3', {}, name), el('p', {className: 'quiet'}, text), map))));
   }
 
   async update({call, y, source, head, row, signal}) {
     const gradients = await gradientsOf(call, y.shape, head, row, signal);
     signal.throwIfAborted();
-    this.#heading.textContent = `What the output of “${source.queryLabels[row]}” depends on`;
+    this.#heading.replaceChildren(...phrase`What the output of “${source.queryLabels[row]}” depends on`);
     const queriesPerKey = call.inputs.Q.shape[1] / call.inputs.K.shape[1];
     for (const {name, map} of this.#maps) {
       const t = gradients[name];
@@ -36,6 +36,7 @@ class Gradient extends HTMLElement {
         rows, columns, values, rowLabels: name === 'dQ' ? source.queryLabels : source.keyLabels,
         columnLabels: Array.from({length: columns}, (_, n) => String(n)), range: {...rangeOf(values, false), ...around0(values)},
       }, {name: `${name} for ${source.queryLabels[row]}`, verb: 'number'});
+      map.mark(Math.min(row, rows - 1));
     }
   }
 }

@@ -1,5 +1,5 @@
 // <rapt-lines>: words on both sides, and a line for each weight, as wide as it is large.
-import {el, show, svg} from './text.js';
+import {el, phrase, show, svg} from './text.js';
 
 const STEP = 30, WIDTH = 520, LEFT = 130, TOP = 34;
 const MOST_LINES = 4096;  // beyond, only those of the chosen query
@@ -34,7 +34,7 @@ class Lines extends HTMLElement {
       svg('text', {x: LEFT - 10, y: y(n) + 5, 'text-anchor': 'end', 'font-weight': n === row ? 700 : 400}, label)));
     columnLabels.forEach((label, n) => picture.append(svg('text', {x: right + 10, y: y(n) + 5}, label)));
     this.replaceChildren(
-      el('p', {className: 'quiet'}, `Dark lines belong to “${rowLabels[row]}”; choose another word beside the heat map.`), picture);
+      el('p', {className: 'quiet'}, ...phrase`Dark lines belong to “${rowLabels[row]}”; choose another word beside the heat map.`), picture);
   }
 }
 customElements.define('rapt-lines', Lines);

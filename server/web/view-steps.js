@@ -3,7 +3,7 @@ import './heat-map.js';
 import {attend} from './call.js';
 import {rangeOf} from './colours.js';
 import {headOf} from './tensor.js';
-import {el} from './text.js';
+import {el, phrase} from './text.js';
 
 const STEPS = [
   ['scores', '1. Scores', 'scale · Q Kᵀ: how well the query fits each key.'],
@@ -23,13 +23,13 @@ class Steps extends HTMLElement {
       el('div', {}, el('h3', {}, title), el('p', {className: 'quiet'}, text), map)));
   }
 
-  async update({call, source, head, row, signal}) {
+  async update({call, hidden, source, head, row, signal}) {
     if (this.call !== call) {
       const results = await Promise.all(STEPS.map(([step]) => attend(call, step, signal)));
       signal.throwIfAborted();
       Object.assign(this, {call, results});
     }
-    this.#heading.textContent = `From “${source.queryLabels[row]}” to its output`;
+    this.#heading.replaceChildren(...phrase`From “${source.queryLabels[row]}” to its output`);
     const rowOf = (t) => {
       const columns = t.shape[3];
       return headOf(t, head).subarray(row * columns, (row + 1) * columns);
@@ -37,10 +37,10 @@ class Steps extends HTMLElement {
     this.#maps.forEach(({name, title, map}, n) => {
       const isOutput = name === 'output';
       const values = rowOf(isOutput ? this.results[0].y : this.results[n].scores);
-      const hidden = isOutput ? null : Uint8Array.from(values, (x) => x === -Infinity);
+      const isMasked = hidden && ['biased', 'weights'].includes(name);
       const labels = isOutput ? Array.from(values, (_, d) => `y${d}`) : source.keyLabels;
       map.show({
-        rows: 1, columns: values.length, values, hidden, rowLabels: [source.queryLabels[row]], columnLabels: labels,
+        rows: 1, columns: values.length, values, hidden: isMasked && rowOf(hidden), rowLabels: [source.queryLabels[row]], columnLabels: labels,
         range: rangeOf(values, name === 'weights'),
       }, {name: `${title} of ${source.queryLabels[row]}`, verb: '→'});
     });

@@ -1,5 +1,5 @@
 // <rapt-words>: the sentence with the words highlighted that the chosen one attends to, and those with the largest weights.
-import {el, show} from './text.js';
+import {el, phrase, show} from './text.js';
 
 const MOST_RANKED = 6;
 const PLAY_MS = 900;
@@ -36,7 +36,7 @@ export class Words extends HTMLElement {
     this.#slider.max = rows - 1;
     this.#slider.value = row;
     this.#slider.setAttribute('aria-valuetext', rowLabels[row]);
-    this.#title.textContent = `What “${rowLabels[row]}” attends to`;
+    this.#title.replaceChildren(...phrase`What “${rowLabels[row]}” attends to`);
     const weights = Array.from({length: columns}, (_, n) => values[row * columns + n]);
     const isSelf = rows === columns || rowLabels.every((label, n) => label === columnLabels[n]);
     this.#fillText(rows === columns ? columnLabels : rowLabels, isSelf ? weights.slice(0, rows) : [], row);
@@ -63,7 +63,7 @@ export class Words extends HTMLElement {
     this.#ranking.replaceChildren(...order.slice(0, MOST_RANKED).map((n) => {
       const bar = el('i');
       bar.style.width = `${Math.min(100, Math.max(0, weights[n] * 100))}%`;
-      return el('li', {}, el('span', {title: labels[n]}, labels[n]), el('div', {className: 'bar', 'aria-hidden': 'true'}, bar), el('span', {}, show(weights[n], 3)));
+      return el('li', {}, el('bdi', {title: labels[n]}, labels[n]), el('div', {className: 'bar', 'aria-hidden': 'true'}, bar), el('span', {}, show(weights[n], 3)));
     }));
   }
 

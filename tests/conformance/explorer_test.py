@@ -247,6 +247,36 @@ def test_a_control_changes_what_the_definition_says(explorer, controls, options)
     assert_shows(explorer, **options)
 
 
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("softcap", "-3", "Softcap must be at least 0; ignored."),
+        ("left", "-1", "Keys before must be at least 0; ignored."),
+        ("right", "1.5", "Keys after must be a whole number; ignored."),
+        ("heads", "65", "Query heads must be at most 64; ignored."),
+    ],
+)
+def test_a_number_that_can_not_be_is_marked_and_ignored(explorer, name, value, message):
+    field, status = explorer.page.locator(f"[name={name}]"), explorer.page.get_by_role("status")
+    explorer.open().set(name, value)
+    expect(status).to_contain_text(message)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    assert_shows(explorer)
+    explorer.set(name, "1")
+    expect(status).not_to_contain_text("ignored")
+    expect(field).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_scores_that_overflow_are_not_masked(explorer):
+    explorer.open("#scale=1e300&causal=1&view=steps&row=2")
+    masked = ["masked" in label for label in explorer.page.locator(CELLS).evaluate_all("cells => cells.map(cell => cell.getAttribute('aria-label'))")]
+    np.testing.assert_array_equal(np.reshape(masked, (6, 6)), K > Q)
+    maps = explorer.page.locator("rapt-steps rapt-heat-map")
+    for n, count in enumerate([0, 0, 3, 3, 0]):
+        expect(maps.nth(n).locator("[aria-label*=masked]")).to_have_count(count)
+    assert "−∞" in maps.first.locator("[role=grid]").text_content()  # an overflow
+
+
 def test_bf16(explorer):
     explorer.open().set("type", "BF16")
     sent = explorer.inputs()
@@ -293,6 +323,7 @@ def test_heads_and_groups(explorer):
     explorer.open()
     explorer.set("heads", 4)
     assert explorer.inputs()["K"].shape[1] == 4
+    expect(explorer.page.get_by_role("status")).to_contain_text("Key heads changed to 4 with the query heads.")
     explorer.set("kv", 2)
     tensors = explorer.inputs()
     assert tensors["Q"].shape[1] == 4 and tensors["K"].shape[1] == 2
@@ -314,14 +345,26 @@ def test_words_and_most_attended(explorer):
     expect(explorer.page.get_by_role("heading", name="What “mouse” attends to")).to_be_visible()
     labels = explorer.page.locator(".column-labels").first.locator("span").all_text_contents()
     row = weights[labels.index("mouse")]
-    ranked = explorer.page.locator(".ranking li span:first-child").all_text_contents()
+    ranked = explorer.page.locator(".ranking bdi").all_text_contents()
     assert [row[labels.index(word)] for word in ranked] == sorted(row, reverse=True)[:6]
     current = explorer.page.locator(CELLS + "[tabindex='0']")  # the one that Tab reaches
     expect(current).to_have_count(1)
     expect(current).to_have_attribute("aria-label", re.compile("^mouse attends to"))
-    expect(explorer.page.locator("#map .readout")).to_have_text(current.get_attribute("aria-label"))
+    readout = explorer.page.locator("#map .readout")
+    expect(readout).to_have_text(f"“mouse” attends most to “{ranked[0]}” ({row.max():.3f})")
+    current.hover()
+    expect(readout).to_have_text(current.get_attribute("aria-label"))
     explorer.page.get_by_role("slider", name="Query").fill("0")
     expect(explorer.page.get_by_role("heading", name="What “The” attends to")).to_be_visible()
+
+
+def test_words_are_what_a_reader_sees(explorer):
+    words = ["👩‍👩‍👧", "🏳️‍🌈", "नमस्ते", "!", "don't", "مرحبا"]
+    explorer.open().type(" ".join([words[0] + words[1], *words[2:], "\u200d"]).replace(" !", "!"))
+    assert explorer.page.locator("#map .column-labels span").all_text_contents() == words
+    explorer.page.get_by_role("radio", name=words[-1]).click()
+    expect(explorer.page.locator("rapt-words h2 bdi")).to_have_text(words[-1])
+    expect(explorer.page.locator("#note")).to_contain_text("Q = K, so most words fit themselves best")
 
 
 def test_full_and_causal_side_by_side(explorer):
@@ -333,6 +376,16 @@ def test_full_and_causal_side_by_side(explorer):
         labels = maps.nth(n).locator("[role=gridcell]").evaluate_all("cells => cells.map(cell => cell.getAttribute('aria-label'))")
         got = np.array([number_of(label) for label in labels]).reshape(6, 6)
         np.testing.assert_allclose(got, attention(q, k, visible=visible), atol=LABEL_STEP + 1e-6)
+    change = explorer.page.locator("rapt-compare > p")
+    explorer.page.get_by_role("radio", name="on", exact=True).click()
+    before, after = attention(q, k)[3], attention(q, k, visible=K <= Q)[3]
+    most, labels = after.argmax(), explorer.page.locator("#map .column-labels span").all_text_contents()
+    expect(change).to_have_text(
+        f"The causal mask hides 2 of 6 words from “on” and shares their {before[4:].sum():.3f} among the others: "
+        f"“{labels[most]}” {before[most]:.3f} → {after[most]:.3f}."
+    )
+    explorer.page.get_by_role("radio", name="mat").click()
+    expect(change).to_have_text("The causal mask hides no word from “mat”: nothing changes.")
 
 
 def test_the_table_has_the_numbers(explorer):
@@ -343,6 +396,8 @@ def test_the_table_has_the_numbers(explorer):
         "rows => rows.map(row => [...row.querySelectorAll('td')].map(cell => Number(cell.textContent)))"
     )
     np.testing.assert_array_equal(np.array(rows), want)
+    explorer.set("causal", True)
+    expect(explorer.page.locator("#map table").get_by_role("img", name="masked")).to_have_count(15)
 
 
 def test_five_steps_of_a_query(explorer):
@@ -369,7 +424,7 @@ def code_of(explorer, language):
     return explorer.page.get_by_role("region", name="Code").text_content()
 
 
-@pytest.mark.parametrize("state", ["", "#causal=1&left=2&sink=0.5", "#heads=4&kv=2&alibi=1&t=0.5", "#blocks=global&hide=0-0,3-1&norm=entmax&alpha=1.25"])
+@pytest.mark.parametrize("state", ["", "#s=a+dog+saw&softcap=2", "#causal=1&left=2&sink=0.5", "#heads=4&kv=2&alibi=1&t=0.5", "#blocks=global&hide=0-0,3-1&norm=entmax&alpha=1.25"])
 def test_the_copied_python_gives_the_same_numbers(explorer, state):
     explorer.open(state)
     code = code_of(explorer, "Python") + "\nnp.save('weights.npy', result.scores)\n"
@@ -377,6 +432,13 @@ def test_the_copied_python_gives_the_same_numbers(explorer, state):
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-B", "-c", code], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     np.testing.assert_allclose(explorer.weights(), np.load(folder / "weights.npy")[0, 0], atol=LABEL_STEP + 1e-6)
+
+
+def test_the_copied_python_is_short(explorer):
+    explorer.open("#s=a+dog&softcap=2")
+    lines = code_of(explorer, "Python").splitlines()
+    assert "# Settings: softcap=2" in lines and "k = v = q" in lines
+    assert [line.split("  # ")[1] for line in lines if "  # " in line] == ["a", "dog", "[batch, head, query, key]"]
 
 
 def test_the_copied_curl_gives_the_same_numbers(explorer):
@@ -396,9 +458,13 @@ def test_the_copied_cpp_compiles(explorer, tmp_path, state):
 
 def test_copy_python_copies(browser, server):
     with open_page(browser, f"http://{server.http_address}", permissions=["clipboard-read", "clipboard-write"]) as explorer:
+        explorer.page.clock.install()
         explorer.open()
         explorer.page.get_by_role("button", name="Copy Python").click()
-        expect(explorer.page.get_by_role("status")).to_contain_text("Copied.")
+        status = explorer.page.get_by_role("status")
+        expect(status).to_contain_text("Copied.")
+        explorer.page.clock.run_for(4000)
+        expect(status).to_contain_text("Computed by the server")
         copied = explorer.page.evaluate("navigator.clipboard.readText()")
         assert copied == code_of(explorer, "Python")
 
@@ -591,6 +657,7 @@ def test_gradients(explorer):
     maps = explorer.page.locator("rapt-gradient rapt-heat-map")
     for n, want in enumerate([row * (slopes @ k), np.outer(slopes, q[2]), np.outer(weights, np.ones(6))]):
         np.testing.assert_allclose(labels_of(maps.nth(n)), want, atol=LABEL_STEP + 1e-5)
+        expect(maps.nth(n).locator("[tabindex='0'][role=gridcell]")).to_have_attribute("aria-label", re.compile("^sat number"))
 
 
 def test_positions(explorer):
@@ -616,6 +683,12 @@ def test_costs(explorer, server):
     explorer.page.get_by_role("button", name="Measure time").click()
     times = explorer.page.locator("rapt-cost table").nth(1).locator("tbody tr")
     expect(times).to_have_count(2, timeout=20_000)
+    colours = [
+        symbols.locator("span").evaluate_all("spans => spans.map(span => [span.textContent, span.firstChild.style.background])")
+        for symbols in explorer.page.locator("rapt-cost .symbols").all()
+    ]
+    common = {name for name, _ in colours[0]} & {name for name, _ in colours[1]}
+    assert len(common) == 3 and all(dict(colours[0])[name] == dict(colours[1])[name] for name in common)
     assert all(re.fullmatch(r"\d+ µs|\d+\.\d ms", text) for text in times.first.locator("td").all_text_contents())
 
 
@@ -635,6 +708,15 @@ def test_decode_against_a_cache(explorer, server):
     with explorer.page.expect_response("**/rapt/v1/caches/close"):
         explorer.page.get_by_role("tab", name="Lines").click()
     assert json.loads(fetch(server, "/rapt/v1/caches")[2]).get("caches", []) == []
+
+
+def test_decode_without_caches(browser):
+    with RaptServer() as server, open_page(browser, f"http://{server.http_address}") as explorer:
+        explorer.open("#view=decode")
+        expect(explorer.page.locator("rapt-decode [role=alert]")).to_contain_text("This server keeps no caches")
+        expect(explorer.page.get_by_role("button", name="Append the next word")).to_be_disabled()
+        explorer.page.wait_for_load_state("networkidle")
+        explorer.complaints.clear()  # the browser's own line about the answer
 
 
 def test_figures_of_the_server(explorer):
@@ -944,6 +1026,12 @@ def test_screens(browser, server, width, height):
         overflow = explorer.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert overflow <= 0
         explorer.keep_picture(f"screen-{width}")
+        explorer.type("a " + "Donaudampfschifffahrt" * 12)
+        explorer.page.get_by_role("radio").last.click()
+        expect(explorer.page.locator("rapt-compare [role=gridcell]")).to_have_count(8)
+        widest = "parts => Math.max(...parts.map(part => part.scrollWidth - part.clientWidth))"
+        assert explorer.page.locator("html, .card, #view, rapt-compare .columns > div").evaluate_all(widest) <= 0
+        explorer.keep_picture(f"long-word-{width}")
 
 
 # --- The page as files ------------------------------------------------------------------------------
