@@ -22,6 +22,7 @@
 #include "server/execution/executor.h"
 #include "server/protocols/message_parts.h"
 #include "server/protocols/rapt/cache_codec.h"
+#include "server/protocols/response_size.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt {
@@ -171,7 +172,7 @@ class Session {
     auto request = attention.Start(store_, kOwner, std::move(decoded->call));
     if (!request.ok()) return CheckRefusal(request.status());
     const auto op = request->tensor_operator;
-    const absl::Status size = CheckResponseSize(native::OutputsInResponse(*op));
+    const absl::Status size = CheckResponseSize(OutputsOf(*op, request->Outputs()));
     if (!size.ok()) return CheckRefusal(size);
     const Result result = Compute(*std::move(request));
     if (!result.status.ok()) return CheckRefusal(result.status);
