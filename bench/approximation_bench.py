@@ -15,15 +15,13 @@ between them, and times are medians. Prints Markdown for RESULTS.md.
 
 import ctypes
 import dataclasses
-import json
 import math
-import pathlib
 import re
 import statistics
 import sys
 
 import torch
-from kernel_bench import Bench, Disturbance, Rapt, commit, cpu_model, measure, milliseconds, parse_arguments
+from kernel_bench import Bench, Disturbance, Rapt, measure, milliseconds, parse_arguments, write_report
 from rapt import capi
 
 HEADS, SIZE = 2, 64
@@ -267,10 +265,7 @@ def main():
         print(f"\nLSH over exact attention at 32768 tokens: {', '.join(f'{ratio:.1f}' for ratio in hashed)}", end="")
         print(f" (floor {LEAST_LSH_OVER_EXACT:g}).", end="")
     print(f" Other processes took {max(row['others_share'] for row in rows):.0%} of the cores at most.")
-    if options.json:
-        machine = {"cpu": cpu_model(), "threads": options.threads, "amx": bench.probes.has_amx}
-        report = {"machine": machine, "commit": commit(), "rows": rows}
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options, bench, rows)
 
 
 if __name__ == "__main__":

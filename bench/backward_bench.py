@@ -9,9 +9,7 @@ for RESULTS.md.
 import ctypes
 import dataclasses
 import gc
-import json
 import math
-import pathlib
 import re
 import statistics
 import sys
@@ -22,8 +20,6 @@ from kernel_bench import (
     Bench,
     Case,
     Disturbance,
-    commit,
-    cpu_model,
     make_tensors,
     measure,
     milliseconds,
@@ -31,6 +27,7 @@ from kernel_bench import (
     peak_bytes,
     problem_of,
     verdict,
+    write_report,
 )
 from rapt import capi
 
@@ -237,10 +234,7 @@ def main():
     print(f"{slow_without} above {MOST_WITHOUT} without. Other processes took {others[len(others) // 2]:.0%} of the cores")
     print(f"in the median of the rows, {others[-1]:.0%} at most.")
     memory = [] if options.quick else print_memory(bench)
-    if options.json:
-        machine = {"cpu": cpu_model(), "threads": options.threads, "amx": bench.probes.has_amx}
-        report = {"machine": machine, "commit": commit(), "rows": rows, "memory": memory}
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options, bench, rows, memory=memory)
 
 
 if __name__ == "__main__":

@@ -491,6 +491,14 @@ def commit():
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def write_report(options, bench, rows, **more):
+    """Writes the rows to the file of --json, if it is given, with the machine and the commit."""
+    if options.json:
+        machine = {"cpu": cpu_model(), "threads": options.threads, "amx": bench.probes.has_amx}
+        report = {"machine": machine, "commit": commit(), "rows": rows, **more}
+        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
 def parse_arguments(prog, description):
     parser = argparse.ArgumentParser(prog=prog, description=description.split("\n")[0])
     parser.add_argument("--filter", default="", help="regular expression: run only cases whose `NAME DTYPE` matches")
@@ -526,15 +534,7 @@ def main():
     print(f"\n{below} of {len(rows)} below the floor. Other processes took {others[len(others) // 2]:.0%} of the cores")
     print(f"in the median of the cases, {others[-1]:.0%} at most.")
     memory = print_memory(bench) if not options.quick and not options.filter else []
-    if options.json:
-        report = {
-            "machine": {"cpu": cpu_model(), "threads": options.threads, "amx": bench.probes.has_amx},
-            "commit": commit(),
-            "versions": versions,
-            "rows": rows,
-            "memory": memory,
-        }
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options, bench, rows, versions=versions, memory=memory)
 
 
 if __name__ == "__main__":

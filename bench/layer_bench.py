@@ -8,14 +8,12 @@ weights that it has packed. Prints Markdown for RESULTS.md.
 
 import ctypes
 import dataclasses
-import json
-import pathlib
 import re
 import statistics
 import sys
 
 import torch
-from kernel_bench import Bench, Disturbance, commit, cpu_model, measure, milliseconds, parse_arguments, verdict
+from kernel_bench import Bench, Disturbance, measure, milliseconds, parse_arguments, verdict, write_report
 from rapt import capi
 
 DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
@@ -222,10 +220,7 @@ def main():
     print(f"\n{below} of {len(rows)} below the floor; {slow} of the {len(steps)} with one row below {LEAST_BANDWIDTH_SHARE:.0%} of the")
     print(f"read bandwidth. Other processes took {others[len(others) // 2]:.0%} of the cores in the median of the rows,")
     print(f"{others[-1]:.0%} at most.")
-    if options.json:
-        machine = {"cpu": cpu_model(), "threads": options.threads, "amx": bench.probes.has_amx}
-        report = {"machine": machine, "commit": commit(), "rows": rows}
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options, bench, rows)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,13 @@ for RESULTS.md.
 
 import ctypes
 import dataclasses
-import json
-import pathlib
 import re
 import statistics
 import sys
 
 import onnxruntime
 import torch
-from kernel_bench import Bench, Disturbance, commit, cpu_model, measure, milliseconds, parse_arguments, verdict
+from kernel_bench import Bench, Disturbance, measure, milliseconds, parse_arguments, verdict, write_report
 from onnx import TensorProto, helper
 from rapt import capi
 
@@ -267,10 +265,7 @@ def main():
         ratio = exact["exact"] / exact["linear"]
         print(f"\nCausal, 32768 tokens, 2 heads of 128: exact attention {exact['exact']:.0f} ms, the rule linear")
         print(f"{exact['linear']:.0f} ms, {ratio:.1f} times less (aim {LEAST_OVER_EXACT:g}).")
-    if options.json:
-        machine = {"cpu": cpu_model(), "threads": options.threads, "amx": bench.probes.has_amx}
-        report = {"machine": machine, "commit": commit(), "rows": rows, "exact": exact}
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options, bench, rows, exact=exact)
 
 
 if __name__ == "__main__":

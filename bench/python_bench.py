@@ -8,7 +8,6 @@ Markdown for RESULTS.md.
 """
 
 import gc
-import json
 import pathlib
 import re
 import statistics
@@ -24,14 +23,13 @@ from kernel_bench import (
     Bench,
     Case,
     Disturbance,
-    commit,
-    cpu_model,
     make_tensors,
     measure,
     milliseconds,
     parse_arguments,
     rapt_attention_of,
     torch_attention,
+    write_report,
 )
 from rapt import _client, _messages, _server
 from served import Server
@@ -185,10 +183,7 @@ def main():
         rows += print_transfers(bench)
     others = sorted(row["others_share"] for row in rows)
     print(f"Other processes took {others[len(others) // 2]:.0%} of the cores in the median of the rows, {others[-1]:.0%} at most.")
-    if options.json:
-        machine = {"cpu": cpu_model(), "threads": options.threads}
-        report = {"machine": machine, "commit": commit(), "rows": rows, "import_ms": imported}
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options, bench, rows, import_ms=imported)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ same call stated by other means. Prints Markdown for RESULTS.md.
 
 import dataclasses
 import gc
-import json
 import math
-import pathlib
 import re
 import statistics
 import sys
@@ -23,8 +21,6 @@ from kernel_bench import (
     Case,
     Disturbance,
     Rapt,
-    commit,
-    cpu_model,
     make_tensors,
     measure,
     milliseconds,
@@ -32,6 +28,7 @@ from kernel_bench import (
     problem_of,
     rapt_attention_of,
     verdict,
+    write_report,
 )
 from rapt import capi
 
@@ -342,10 +339,7 @@ def main():
     print(f"\n{below} of {len(rows)} below the floor. Other processes took {others[len(others) // 2]:.0%} of the cores")
     print(f"in the median of the rows, {others[-1]:.0%} at most.")
     print(NOTES, end="")
-    if options.json:
-        machine = {"cpu": cpu_model(), "threads": options.threads, "amx": bench.probes.has_amx}
-        report = {"machine": machine, "commit": commit(), "rows": rows}
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options, bench, rows)
 
 
 if __name__ == "__main__":

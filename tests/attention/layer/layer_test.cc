@@ -78,26 +78,6 @@ Got RunLayer(const LayerCase& c, const LayerTensors& t, const PlanOptions& optio
   return got;
 }
 
-// max |got - want| <= (t + 8 u max |score|) max |want|.
-::testing::AssertionResult IsClose(DType dtype, const Tensor& got, const std::vector<double>& want,
-                                   double most_score) {
-  double limit = dtype == DType::kFloat64   ? 1e-12 + 8 * most_score * 0x1p-53
-                 : dtype == DType::kFloat32 ? 1e-5 + 8 * most_score * 0x1p-24
-                 : dtype == DType::kFloat16 ? 4e-3
-                                            : 3e-2;
-  double largest = 0;
-  for (const double value : want) largest = std::max(largest, std::fabs(value));
-  limit *= largest;
-  const std::vector<double> values = got.ToVector();
-  if (values.size() != want.size()) return ::testing::AssertionFailure() << "another size";
-  for (size_t n = 0; n < want.size(); ++n) {
-    if (std::fabs(values[n] - want[n]) <= limit) continue;
-    return ::testing::AssertionFailure()
-           << "element " << n << " is " << values[n] << ", want " << want[n] << " within " << limit;
-  }
-  return ::testing::AssertionSuccess();
-}
-
 void ExpectDefinition(const LayerCase& c, uint64_t seed = 1, int threads = 1) {
   const LayerTensors tensors = RandomLayer(c, seed);
   const LayerWant want = WantOf(c, tensors);

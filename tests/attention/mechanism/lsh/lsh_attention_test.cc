@@ -270,25 +270,6 @@ std::string NameOf(const Case& c) {
                       c.is_causal ? " causal" : "", " rotations ", c.rotation_heads);
 }
 
-// max |got - want| <= t max |want|.
-::testing::AssertionResult IsClose(DType dtype, const Tensor& got,
-                                   const std::vector<double>& want) {
-  double limit = 0;
-  for (const double value : want) limit = std::max(limit, std::fabs(value));
-  limit *= dtype == DType::kFloat64   ? 1e-12
-           : dtype == DType::kFloat32 ? 1e-5
-           : dtype == DType::kFloat16 ? 4e-3
-                                      : 3e-2;
-  const std::vector<double> values = got.ToVector();
-  if (values.size() != want.size()) return ::testing::AssertionFailure() << "another size";
-  for (size_t n = 0; n < want.size(); ++n) {
-    if (std::fabs(values[n] - want[n]) <= limit) continue;
-    return ::testing::AssertionFailure()
-           << "element " << n << " is " << values[n] << ", want " << want[n] << " within " << limit;
-  }
-  return ::testing::AssertionSuccess();
-}
-
 void ExpectDefinition(const Case& c, uint64_t seed = 1) {
   const Tensors tensors = RandomTensors(c, seed);
   const Want want = WantOf(c, tensors);
