@@ -22,13 +22,20 @@ absl::InlinedVector<const TensorSpec*, 4> OutputsOf(const TensorOperator& op, Ro
   return outputs;
 }
 
-absl::Status CheckResponseSize(absl::Span<const TensorSpec* const> outputs) {
+absl::StatusOr<std::optional<int64_t>> TotalBytes(absl::Span<const TensorSpec* const> outputs) {
   std::optional<int64_t> total = 0;
   for (const TensorSpec* output : outputs) {
     const absl::StatusOr<int64_t> bytes = ByteSize("an output", *output);
     if (!bytes.ok()) return bytes.status();
-    if (total) total = CheckedAdd(*total, *bytes);
+    total = total ? CheckedAdd(*total, *bytes) : std::nullopt;
   }
+  return total;
+}
+
+absl::Status CheckResponseSize(absl::Span<const TensorSpec* const> outputs) {
+  const absl::StatusOr<std::optional<int64_t>> found = TotalBytes(outputs);
+  if (!found.ok()) return found.status();
+  const std::optional<int64_t> total = *found;
   if (total && *total <= kMaxResponseBytes) return absl::OkStatus();
   return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the outputs need ", total ? absl::StrCat(*total) : "more than 2^63",

@@ -3,16 +3,15 @@
 #include <google/protobuf/io/zero_copy_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/util/json_util.h>
-#include <google/protobuf/util/type_resolver_util.h>
 
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "base/round_up.h"
 #include "server/protocols/json_limits.h"
+#include "server/protocols/type_resolver.h"
 
 namespace rapt {
 namespace {
@@ -74,18 +73,6 @@ Json ArrayOf(const Message& message, const FieldDescriptor& field) {
   const int size = message.GetReflection()->FieldSize(message, &field);
   for (int i = 0; i < size; ++i) array.push_back(ValueOf(message, field, i));
   return array;
-}
-
-constexpr char kTypePrefix[] = "type.googleapis.com";
-
-std::string UrlOf(const google::protobuf::Descriptor& type) {
-  return absl::StrCat(kTypePrefix, "/", type.full_name());
-}
-
-google::protobuf::util::TypeResolver& Resolver() {
-  static auto* const resolver = google::protobuf::util::NewTypeResolverForDescriptorPool(
-      kTypePrefix, google::protobuf::DescriptorPool::generated_pool());
-  return *resolver;
 }
 
 constexpr int kBlockBytes = 16 * 1024;

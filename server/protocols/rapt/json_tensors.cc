@@ -2,7 +2,6 @@
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/util/json_util.h>
-#include <google/protobuf/util/type_resolver_util.h>
 #include <google/protobuf/wire_format_lite.h>
 
 #include <algorithm>
@@ -25,6 +24,7 @@
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/protocols/json_numbers.h"
 #include "server/protocols/rapt/codec.h"
+#include "server/protocols/type_resolver.h"
 #include "server/rejection.h"
 
 namespace rapt::native {
@@ -468,12 +468,9 @@ class Assembler {
 
 // Returns the message of Protocol Buffers' JSON, serialized.
 absl::StatusOr<std::string> FromProtoJson(const Descriptor& type, const std::string& json) {
-  constexpr char kTypePrefix[] = "type.googleapis.com";
-  static auto* const resolver = google::protobuf::util::NewTypeResolverForDescriptorPool(
-      kTypePrefix, google::protobuf::DescriptorPool::generated_pool());
   std::string message;
-  const auto status = google::protobuf::util::JsonToBinaryString(
-      resolver, absl::StrCat(kTypePrefix, "/", type.full_name()), json, &message, {});
+  const auto status =
+      google::protobuf::util::JsonToBinaryString(&Resolver(), UrlOf(type), json, &message, {});
   if (status.ok()) return message;
   return absl::InvalidArgumentError(absl::StrCat(
       "not a ", type.full_name(),

@@ -14,10 +14,10 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "attention/operator.h"
-#include "base/checked_math.h"
 #include "base/json_string.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/rapt/json_tensors.h"
+#include "server/protocols/response_size.h"
 #include "server/rejection.h"
 #include "server/wire/http/call_method.h"
 #include "server/wire/json_message.h"
@@ -131,12 +131,9 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
   // A response that is too large for sure is refused before it is computed.
   absl::StatusOr<int64_t> EncodingBytes(absl::Span<const TensorSpec* const> outputs) override {
     if (accepts_protobuf_) return MethodCall::EncodingBytes(outputs);
-    std::optional<int64_t> total = 0;
-    for (const TensorSpec* output : outputs) {
-      const absl::StatusOr<int64_t> bytes = ByteSize("an output", *output);
-      if (!bytes.ok()) return bytes.status();
-      total = total ? CheckedAdd(*total, *bytes) : std::nullopt;
-    }
+    const absl::StatusOr<std::optional<int64_t>> found = TotalBytes(outputs);
+    if (!found.ok()) return found.status();
+    const std::optional<int64_t> total = *found;
     if (!total || *total / 3 > route_.max_json_bytes / 4) {  // base64
       return AnswerHasTooMuchJson(route_.max_json_bytes);
     }
