@@ -1,4 +1,3 @@
-#include <chrono>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -139,15 +138,8 @@ ExitCode Attend(AttendFlags flags) {
   if (!valid.ok()) return FailUsage(valid);
   const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(flags.call);
   if (!caller.ok()) return FailConnect(caller.status());
-
-  const auto start = std::chrono::steady_clock::now();
   const auto compute = flags.is_backward() ? Backward : Forward;
-  const absl::StatusOr<Report> report = compute(flags, *loaded, **caller);
-  const std::chrono::duration<double, std::milli> elapsed =
-      std::chrono::steady_clock::now() - start;
-  if (!report.ok()) return FailCall(report.status());
-
-  return WriteAndPrint(*report, elapsed.count(), flags.json);
+  return ComputeAndReport([&] { return compute(flags, *loaded, **caller); }, flags.json);
 }
 
 std::vector<Flag> Table(AttendFlags& flags) {

@@ -1,5 +1,6 @@
 #include "client/cli/attend_report.h"
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -82,11 +83,16 @@ absl::Status NormalizeOutputFiles(const std::vector<OutputFile>& files) {
   return absl::OkStatus();
 }
 
-ExitCode WriteAndPrint(const Report& report, double elapsed_ms, bool json) {
-  if (absl::Status written = WriteOutputs(report.outputs); !written.ok()) {
+ExitCode ComputeAndReport(absl::FunctionRef<absl::StatusOr<Report>()> compute, bool json) {
+  const auto start = std::chrono::steady_clock::now();
+  const absl::StatusOr<Report> report = compute();
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - start;
+  if (!report.ok()) return FailCall(report.status());
+  if (absl::Status written = WriteOutputs(report->outputs); !written.ok()) {
     return FailUsage(written);
   }
-  (json ? PrintJson : Print)(report, elapsed_ms);
+  (json ? PrintJson : Print)(*report, elapsed.count());
   return ExitCode::kOk;
 }
 

@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/cli/library_types.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/exit_code.h"
@@ -41,8 +43,9 @@ inline std::string* PathIn(std::optional<std::string>& flag) { return flag ? &*f
 // outputs have the same file, which is not an archive.
 absl::Status NormalizeOutputFiles(const std::vector<OutputFile>& files);
 
-// Writes the outputs, then prints the report, as JSON if `json`.
-ExitCode WriteAndPrint(const Report& report, double elapsed_ms, bool json);
+// Computes, writes the outputs, then prints the report with the time of `compute`, as JSON if
+// `json`.
+ExitCode ComputeAndReport(absl::FunctionRef<absl::StatusOr<Report>()> compute, bool json);
 
 }  // namespace rapt
 

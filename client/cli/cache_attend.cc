@@ -1,5 +1,4 @@
 // rapt cache append and rapt cache attend.
-#include <chrono>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -83,6 +82,17 @@ absl::StatusOr<LoadedStep> Load(const AttendFlags& flags) {
   return step;
 }
 
+absl::StatusOr<Report> Attend(const AttendFlags& flags, client::Cache& cache,
+                              const client::CacheAttendCall& call) {
+  const absl::StatusOr<client::CacheAttendResult> result = cache.Attend(call);
+  if (!result.ok()) return result.status();
+  Report report{.outputs = {{"y", flags.y, result->y, result->y.shape()}},
+                .backend = result->backend,
+                .plan = result->plan};
+  if (flags.lse) report.outputs.push_back({"lse", *flags.lse, *result->lse, result->lse->shape()});
+  return report;
+}
+
 ExitCode Attend(AttendFlags& flags) {
   if (absl::Status valid = Check(flags); !valid.ok()) return FailUsage(valid);
   const absl::StatusOr<LoadedStep> step = Load(flags);
@@ -98,17 +108,8 @@ ExitCode Attend(AttendFlags& flags) {
   if (step->v) call.v = step->v->view();
   call.wants_lse = flags.lse.has_value();
   if (flags.float_output) call.output = client::DType::kFloat32;
-  const auto start = std::chrono::steady_clock::now();
-  const absl::StatusOr<client::CacheAttendResult> result =
-      client::BorrowCache(**server, *info).Attend(call);
-  const std::chrono::duration<double, std::milli> elapsed =
-      std::chrono::steady_clock::now() - start;
-  if (!result.ok()) return FailCall(result.status());
-  Report report{.outputs = {{"y", flags.y, result->y, result->y.shape()}},
-                .backend = result->backend,
-                .plan = result->plan};
-  if (flags.lse) report.outputs.push_back({"lse", *flags.lse, *result->lse, result->lse->shape()});
-  return WriteAndPrint(report, elapsed.count(), common.json);
+  client::Cache cache = client::BorrowCache(**server, *info);
+  return ComputeAndReport([&] { return Attend(flags, cache, call); }, common.json);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "client/cli/layer_attend.h"
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 #include "attention/layer/layer.h"
 #include "base/host_limits.h"
 #include "base/thread_pool.h"
+#include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/caller_flags.h"
 #include "client/cli/local_operator.h"
@@ -91,34 +91,44 @@ absl::StatusOr<LoadedInputs> Load(const LayerFlags& flags) {
   return loaded;
 }
 
-struct Computed {
-  client::LayerResult result;
-  std::string backend, plan;  // empty if a server computed it
-};
+Report ReportOf(const LayerFlags& flags, bool is_2d, const client::LayerResult& result) {
+  Report report;
+  const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
+    report.outputs.push_back(
+        {name, path, tensor, ShapeInFile(tensor.shape(), HeadAxis::kNone, is_2d)});
+  };
+  add("y", flags.y, result.y);
+  if (flags.weights) add("weights", *flags.weights, *result.weights);
+  return report;
+}
 
-absl::StatusOr<Computed> ComputeHere(const LayerFlags& flags, const OperatorInputs& inputs) {
+absl::StatusOr<Report> ComputeHere(const LayerFlags& flags, const LoadedInputs& loaded) {
   const absl::StatusOr<LayerFiles> files = ReadLayerFiles(flags.model);
   if (!files.ok()) return files.status();
   ThreadPool pool(ReadHostLimits().cores);
   absl::StatusOr<std::shared_ptr<const Layer>> layer = MakeLayer(*files, pool);
   if (!layer.ok()) return layer.status();
-  LayerCall call{.inputs = inputs.Specs(),
+  LayerCall call{.inputs = loaded.inputs.Specs(),
                  .wants_weights = flags.weights && !flags.average,
                  .wants_averaged_weights = flags.average};
   if (flags.causal) call.is_causal = true;
   if (flags.dropout) call.dropout = Dropout{*flags.dropout, flags.seed};
   const auto op = MakeLayerCall(*std::move(layer), call);
   if (!op.ok()) return op.status();
-  absl::StatusOr<OperatorResult> result = RunHere(**op, inputs.ToArguments());
-  if (!result.ok()) return result.status();
-  return Computed{{*std::move(result->outputs[Role::kY]),
-                   std::move(result->outputs[flags.average ? kAveragedWeights : kLayerWeights])},
-                  result->backend,
-                  result->plan};
+  absl::StatusOr<OperatorResult> computed = RunHere(**op, loaded.inputs.ToArguments());
+  if (!computed.ok()) return computed.status();
+  const client::LayerResult result{
+      *std::move(computed->outputs[Role::kY]),
+      std::move(computed->outputs[flags.average ? kAveragedWeights : kLayerWeights])};
+  Report report = ReportOf(flags, loaded.is_2d, result);
+  report.backend = computed->backend;
+  report.plan = computed->plan;
+  return report;
 }
 
-absl::StatusOr<Computed> Send(const LayerFlags& flags, const OperatorInputs& inputs,
-                              client::Client& server) {
+absl::StatusOr<Report> Send(const LayerFlags& flags, const LoadedInputs& loaded,
+                            client::Client& server) {
+  const OperatorInputs& inputs = loaded.inputs;
   client::LayerCall call{.model = flags.model,
                          .query = *inputs.View(Role::kQ),
                          .key = inputs.View(Role::kK),
@@ -131,9 +141,9 @@ absl::StatusOr<Computed> Send(const LayerFlags& flags, const OperatorInputs& inp
                          .priority = flags.caller.priority};
   if (flags.causal) call.causal = true;
   if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
-  absl::StatusOr<client::LayerResult> result = server.LayerAttend(call);
+  const absl::StatusOr<client::LayerResult> result = server.LayerAttend(call);
   if (!result.ok()) return result.status();
-  return Computed{*std::move(result), "", ""};
+  return ReportOf(flags, loaded.is_2d, *result);
 }
 
 ExitCode Attend(LayerFlags flags) {
@@ -142,22 +152,10 @@ ExitCode Attend(LayerFlags flags) {
   if (!loaded.ok()) return FailUsage(loaded.status());
   const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
   if (!server.ok()) return FailConnect(server.status());
-  const auto start = std::chrono::steady_clock::now();
-  const absl::StatusOr<Computed> computed = flags.caller.local
-                                                ? ComputeHere(flags, loaded->inputs)
-                                                : Send(flags, loaded->inputs, **server);
-  const std::chrono::duration<double, std::milli> elapsed =
-      std::chrono::steady_clock::now() - start;
-  if (!computed.ok()) return FailCall(computed.status());
-  Report report{{}, computed->backend, computed->plan};
-  const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
-    Shape shape = tensor.shape();
-    if (loaded->is_2d) shape.erase(shape.begin());
-    report.outputs.push_back({name, path, tensor, std::move(shape)});
+  const auto compute = [&] {
+    return flags.caller.local ? ComputeHere(flags, *loaded) : Send(flags, *loaded, **server);
   };
-  add("y", flags.y, computed->result.y);
-  if (flags.weights) add("weights", *flags.weights, *computed->result.weights);
-  return WriteAndPrint(report, elapsed.count(), flags.json);
+  return ComputeAndReport(compute, flags.json);
 }
 
 }  // namespace

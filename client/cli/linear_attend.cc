@@ -1,7 +1,6 @@
 #include "client/cli/linear_attend.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -294,20 +293,26 @@ absl::StatusOr<LinearResult> Stream(const LoadedLinearCall& loaded, const Caller
   return last;
 }
 
-Report ReportOf(const LinearFlags& flags, bool is_2d, const LinearResult& result) {
+absl::StatusOr<Report> Compute(const LinearFlags& flags, const LoadedLinearCall& loaded,
+                               client::Client* server) {
+  const absl::StatusOr<LinearResult> result =
+      flags.caller.local    ? ComputeHere(loaded)
+      : flags.caller.stream ? Stream(loaded, flags.caller, *server)
+                            : server->LinearAttend(loaded.ForServer(flags.caller.priority));
+  if (!result.ok()) return result.status();
   Report report{.outputs = {},
-                .backend = result.backend,
-                .plan = result.plan,
+                .backend = result->backend,
+                .plan = result->plan,
                 .path = flags.caller.stream ? client::Path::kStream : client::Path::kMessage,
-                .relative_error = result.relative_error};
+                .relative_error = result->relative_error};
   const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
     report.outputs.push_back(
-        {name, path, tensor, ShapeInFile(tensor.shape(), HeadAxis::kNone, is_2d)});
+        {name, path, tensor, ShapeInFile(tensor.shape(), HeadAxis::kNone, loaded.is_2d)});
   };
-  add("y", flags.y, result.output);
-  if (flags.present_state) add("present_state", *flags.present_state, *result.present_state);
+  add("y", flags.y, result->output);
+  if (flags.present_state) add("present_state", *flags.present_state, *result->present_state);
   if (flags.present_normalizer) {
-    add("present_normalizer", *flags.present_normalizer, *result.present_normalizer);
+    add("present_normalizer", *flags.present_normalizer, *result->present_normalizer);
   }
   return report;
 }
@@ -324,15 +329,7 @@ ExitCode Attend(LinearFlags flags) {
   if (!loaded.ok()) return FailUsage(loaded.status());
   const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
   if (!server.ok()) return FailConnect(server.status());
-  const auto start = std::chrono::steady_clock::now();
-  const absl::StatusOr<LinearResult> result =
-      flags.caller.local    ? ComputeHere(*loaded)
-      : flags.caller.stream ? Stream(*loaded, flags.caller, **server)
-                            : (*server)->LinearAttend(loaded->ForServer(flags.caller.priority));
-  const std::chrono::duration<double, std::milli> elapsed =
-      std::chrono::steady_clock::now() - start;
-  if (!result.ok()) return FailCall(result.status());
-  return WriteAndPrint(ReportOf(flags, loaded->is_2d, *result), elapsed.count(), flags.json);
+  return ComputeAndReport([&] { return Compute(flags, *loaded, server->get()); }, flags.json);
 }
 
 }  // namespace

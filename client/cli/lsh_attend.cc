@@ -1,6 +1,5 @@
 #include "client/cli/lsh_attend.h"
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -109,12 +108,19 @@ absl::Status Load(const LshFlags& flags, LoadedLshCall& loaded) {
   return absl::OkStatus();
 }
 
-struct Computed {
-  LshResult result;
-  std::string backend, plan;  // empty if a server computed it
-};
+Report ReportOf(const LshFlags& flags, bool is_2d, const LshResult& result) {
+  Report report;
+  const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
+    Shape shape = tensor.shape();
+    if (is_2d) shape.erase(shape.begin(), shape.begin() + 2);
+    report.outputs.push_back({name, path, tensor, std::move(shape)});
+  };
+  add("y", flags.y, result.y);
+  if (flags.bucket_ids) add("buckets", *flags.bucket_ids, *result.buckets);
+  return report;
+}
 
-absl::StatusOr<Computed> ComputeHere(const LoadedLshCall& loaded) {
+absl::StatusOr<Report> ComputeHere(const LshFlags& flags, const LoadedLshCall& loaded) {
   const LshCall& call = loaded.call;
   const auto op = MakeLshAttention({.inputs = loaded.inputs.Specs(),
                                     .wants_buckets = call.wants_buckets,
@@ -128,17 +134,21 @@ absl::StatusOr<Computed> ComputeHere(const LoadedLshCall& loaded) {
                                     .scale = call.scale,
                                     .seed = call.seed});
   if (!op.ok()) return op.status();
-  absl::StatusOr<OperatorResult> result = RunHere(**op, loaded.inputs.ToArguments());
-  if (!result.ok()) return result.status();
-  return Computed{{*std::move(result->outputs[Role::kY]), std::move(result->outputs[kLshBuckets])},
-                  result->backend,
-                  result->plan};
+  absl::StatusOr<OperatorResult> computed = RunHere(**op, loaded.inputs.ToArguments());
+  if (!computed.ok()) return computed.status();
+  const LshResult result{*std::move(computed->outputs[Role::kY]),
+                         std::move(computed->outputs[kLshBuckets])};
+  Report report = ReportOf(flags, loaded.is_2d, result);
+  report.backend = computed->backend;
+  report.plan = computed->plan;
+  return report;
 }
 
-absl::StatusOr<Computed> Send(const LoadedLshCall& loaded, client::Client& server) {
-  absl::StatusOr<LshResult> result = server.LshAttend(loaded.call);
+absl::StatusOr<Report> Send(const LshFlags& flags, const LoadedLshCall& loaded,
+                            client::Client& server) {
+  const absl::StatusOr<LshResult> result = server.LshAttend(loaded.call);
   if (!result.ok()) return result.status();
-  return Computed{*std::move(result), "", ""};
+  return ReportOf(flags, loaded.is_2d, *result);
 }
 
 ExitCode Attend(LshFlags flags) {
@@ -147,21 +157,10 @@ ExitCode Attend(LshFlags flags) {
   if (absl::Status status = Load(flags, loaded); !status.ok()) return FailUsage(status);
   const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
   if (!server.ok()) return FailConnect(server.status());
-  const auto start = std::chrono::steady_clock::now();
-  const absl::StatusOr<Computed> computed =
-      flags.caller.local ? ComputeHere(loaded) : Send(loaded, **server);
-  const std::chrono::duration<double, std::milli> elapsed =
-      std::chrono::steady_clock::now() - start;
-  if (!computed.ok()) return FailCall(computed.status());
-  Report report{{}, computed->backend, computed->plan};
-  const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
-    Shape shape = tensor.shape();
-    if (loaded.is_2d) shape.erase(shape.begin(), shape.begin() + 2);
-    report.outputs.push_back({name, path, tensor, std::move(shape)});
+  const auto compute = [&] {
+    return flags.caller.local ? ComputeHere(flags, loaded) : Send(flags, loaded, **server);
   };
-  add("y", flags.y, computed->result.y);
-  if (flags.bucket_ids) add("buckets", *flags.bucket_ids, *computed->result.buckets);
-  return WriteAndPrint(report, elapsed.count(), flags.json);
+  return ComputeAndReport(compute, flags.json);
 }
 
 }  // namespace
