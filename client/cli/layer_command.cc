@@ -1,6 +1,7 @@
 // rapt layer: what a folder of a model repository contains.
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -66,20 +67,27 @@ std::string Summary(const LayerConfig& config) {
   return text;
 }
 
-void Print(const LayerFiles& layer, int64_t packed_bytes) {
-  const std::vector<Row> rows = RowsOf(layer);
+void PrintTable(const std::vector<Row>& rows) {
   size_t width = sizeof("tensor") - 1;
   for (const Row& row : rows) width = std::max(width, row.name.size());
   const auto w = static_cast<int>(width);
-  absl::PrintF("naming %s, embed size %d, %s\n\n", layer.naming, layer.config.embed_size,
-               Summary(layer.config));
   absl::PrintF("%-*s  %-4s  %14s  %12s\n", w, "tensor", "type", "shape", "parameters");
   for (const Row& row : rows) {
     absl::PrintF("%-*s  %-4s  %14s  %12d%s\n", w, row.name, row.tensor->type,
                  ToString(row.tensor->shape), row.count(), row.is_used ? "" : "  not used");
   }
-  absl::PrintF("%-*s  %-4s  %14s  %12d\n\n", w, "total", "", "", ParametersOf(rows));
-  absl::PrintF("packed for the projections: %s\n", HumanBytes(packed_bytes));
+  absl::PrintF("%-*s  %-4s  %14s  %12d\n", w, "total", "", "", ParametersOf(rows));
+}
+
+void Print(const LayerFiles& layer, int64_t packed_bytes, bool by_tensor) {
+  const std::vector<Row> rows = RowsOf(layer);
+  absl::PrintF("naming %s, embed size %d, %s\n", layer.naming, layer.config.embed_size,
+               Summary(layer.config));
+  absl::PrintF("%d parameters, packed for the projections: %s\n", ParametersOf(rows),
+               HumanBytes(packed_bytes));
+  if (!by_tensor) return;
+  std::puts("");
+  PrintTable(rows);
 }
 
 std::string Json(const LayerFiles& layer, int64_t packed_bytes) {
@@ -102,15 +110,15 @@ std::string Json(const LayerFiles& layer, int64_t packed_bytes) {
 }  // namespace
 
 ExitCode RunLayerCommand(CommandArguments arguments) {
-  bool describe = false, as_json = false;
+  bool by_tensor = false, as_json = false;
   const CommandLine line{
       .usage = "rapt layer FOLDER [flags]",
       .summary =
           "Checks the layer in a folder with config.json and model.safetensors, as a server with "
-          "--model_repository does, and prints its parameters by tensor.",
-      .flags = {{"describe", "", "print the parameters by tensor (the default)", &describe},
-                {"json", "", "print them as JSON", &as_json}},
-      .examples = {"rapt layer models/torch_block --describe"},
+          "--model_repository does, and prints its heads and the number of its parameters.",
+      .flags = {{"describe", "", "print the parameters by tensor, too", &by_tensor},
+                {"json", "", "print all of it as JSON", &as_json}},
+      .examples = {"rapt layer models/torch_block", "rapt layer models/torch_block --describe"},
       .max_operands = 1};
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
@@ -122,7 +130,7 @@ ExitCode RunLayerCommand(CommandArguments arguments) {
   if (as_json) {
     absl::PrintF("%s\n", Json(*layer, *bytes));
   } else {
-    Print(*layer, *bytes);
+    Print(*layer, *bytes, by_tensor);
   }
   return ExitCode::kOk;
 }

@@ -24,7 +24,7 @@ constexpr Command kCommands[] = {
     {"gradcheck", "check gradients against differences of the forward pass", RunGradcheckCommand},
     {"rotary", "rotate a tensor by its positions, as models do with Q and K", RunRotaryCommand},
     {"positions", "add a positional encoding to a tensor", RunPositionsCommand},
-    {"layer", "show the parameters of a layer in a folder of a model repository", RunLayerCommand},
+    {"layer", "check a layer in a folder of a model repository", RunLayerCommand},
     {"memory", "estimate the memory attention needs at several lengths", RunMemoryCommand},
     {"compare-memory", "measure attention with the full score matrix against chunks",
      RunCompareMemoryCommand},

@@ -657,6 +657,8 @@ def test_layer_describes_parameters(rapt, models):
     assert "naming bert, embed size 32, 4 heads, pad token 0" in text
     assert re.search(r"encoder.layer.0.attention.self.query.weight +F32 +\[32, 32\] +1024\n", text)
     assert re.search(r"total +4224\n", text)
+    summary = rapt("layer", models / "bert_block").stdout
+    assert "4224 parameters" in summary and "self.query" not in summary and text.startswith(summary)
     described = json.loads(rapt("layer", models / "llama_block", "--json").stdout)
     assert described["naming"] == "llama" and described["parameters"] == 3 * 32 * 32 + 16
     assert all(tensor["used"] for tensor in described["tensors"])
