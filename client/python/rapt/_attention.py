@@ -300,7 +300,7 @@ def real(name: str, value: Any) -> float:
         raise TypeError(f"{name} is {value!r}; it must be a number") from None
 
 
-def _boolean(name: str, value: Any) -> int:
+def boolean(name: str, value: Any) -> int:
     return integer(name, value.item() if isinstance(value, np.bool_) else value, 0, 1)
 
 
@@ -350,22 +350,22 @@ def _enumeration(name: str, choices: dict[str, int], field: str = "") -> Callabl
 
 
 _SETTERS: dict[str, Callable[[capi.Problem, Any], None]] = {
-    "causal": _field("causal", _boolean),
+    "causal": _field("causal", boolean),
     "scale": _field("scale", real, "has_scale"),
     "softcap": _field("softcap", real),
     "window": _set_window,
     "alignment": _enumeration("alignment", capi.ALIGNMENTS),
     "layout": lambda problem, value: _set_nothing(problem, choice("layout", value, {"BHSD": 0, "BSHD": 1})),
     "dropout": _set_dropout,
-    "softmax_in_fp64": _field("softmax_in_fp64", _boolean),
-    "alibi": _field("alibi", _boolean),
-    "is_bidirectional": _field("is_bidirectional", _boolean),
+    "softmax_in_fp64": _field("softmax_in_fp64", boolean),
+    "alibi": _field("alibi", boolean),
+    "is_bidirectional": _field("is_bidirectional", boolean),
     "max_distance": _field("max_distance", integer, "has_max_distance"),
     "v_head_size": _set_nothing,
-    "interleaved": _field("interleaved", _boolean),
+    "interleaved": _field("interleaved", boolean),
     "rotary_embedding_dim": _field("rotary_embedding_dim", integer),
     "rope_theta": _field("rope_theta", real, "has_rope_theta"),
-    "rotary_keys": _field("rotary_keys", _boolean, "has_rotary_keys"),
+    "rotary_keys": _field("rotary_keys", boolean, "has_rotary_keys"),
     "score_function": _enumeration("score_function", capi.SCORE_FUNCTIONS),
     "normalizer": _enumeration("normalizer", capi.NORMALIZERS),
     "alpha": _field("alpha", real, "has_alpha"),

@@ -9,14 +9,14 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypedDict, Unpack
 
 from . import _arrays, _messages
 from ._arrays import A, Array
 from ._attention import Number, check, choice, integer, pair, real, text
-from ._reports import ENUMERATORS, CacheInfo, Diagnosis, Float, LayerShape, Storage, to_json
+from ._reports import ENUMERATORS, CacheInfo, Diagnosis, Float, LayerShape, Storage, camel
 from ._server import CODES, DTYPES, Sent, Server, dtype_name, received
 from .errors import CallError, InternalError, NotFound
 
@@ -254,15 +254,19 @@ class Cache:
         """A cache of the first tokens of every layer, which shares their pages. `length` None: that of the shortest layer.
         `name` is as of create_cache(); `lease` in seconds, None: as this cache."""
         self._check_open()
-        request: dict[str, Any] = {"cache": self.id, "generation": self.generation, "reserveTokens": reserve_tokens}
+        request: dict[str, Any] = {
+            "cache": self.id,
+            "generation": self.generation,
+            "reserveTokens": integer("reserve_tokens", reserve_tokens),
+        }
         if length is not None:
-            request["length"] = length
+            request["length"] = integer("length", length)
         return self._caches.make("/rapt/v1/caches/fork", request, name, lease, timeout)
 
     def truncate(self, length: int, *, timeout: float | None = None) -> None:
         """Every layer keeps its first `length` tokens. Calls sent before, and late, then fail."""
         self._check_open()
-        request = {"cache": self.id, "length": length, "generation": self.generation}
+        request = {"cache": self.id, "length": integer("length", length), "generation": self.generation}
         self._take(self._caches.server.ask(CacheInfo, "POST", "/rapt/v1/caches/truncate", request, timeout))
 
     def renew(self, *, timeout: float | None = None) -> CacheInfo:
@@ -334,6 +338,10 @@ def _appended(results: Sequence[Mapping[str, Any]], count: int) -> list[Appended
     return [Appended(one.get("length", 0), bool(one.get("applied_before"))) for one in results]
 
 
+def _shape_message(shape: LayerShape) -> dict[str, int]:
+    return {camel(name): integer(name, number) for name, number in asdict(shape).items()}
+
+
 def _drawn_name() -> str:
     """That no other cache has, so that the server knows a call that is repeated."""
     return f"drawn-{secrets.token_hex(16)}"
@@ -382,11 +390,11 @@ class Caches:
     ) -> Cache:
         choice("storage", storage, {"plain": 0, "int8": 1})
         request = {
-            "shapes": [to_json(shape) for shape in ([shapes] if isinstance(shapes, LayerShape) else shapes)],
+            "shapes": [_shape_message(shape) for shape in ([shapes] if isinstance(shapes, LayerShape) else shapes)],
             "dtype": dtype_name("dtype", dtype),
             "storage": ENUMERATORS[storage],
-            "reserveTokens": reserve_tokens,
-            "firstPosition": first_position,
+            "reserveTokens": integer("reserve_tokens", reserve_tokens),
+            "firstPosition": integer("first_position", first_position),
         }
         return self.make("/rapt/v1/caches", request, name, lease, timeout)
 

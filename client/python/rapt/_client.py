@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 from . import _messages, capi
 from ._arrays import A, Array, Layout
-from ._attention import SCALARS, TENSORS, AttendResult, Call, Options, Scores, backward_call, check, fill, shows, split
+from ._attention import SCALARS, TENSORS, AttendResult, Call, Options, Scores, backward_call, boolean, check, fill, integer, shows, split
 from ._caches import Cache, CacheItem, Caches, StepOptions, StepResult
 from ._http import Calls, Endpoint, Retry
 from ._operators import (
@@ -310,26 +310,28 @@ class Client:
         """The memory that self-attention of each length needs at the server, computed in three ways, and by LSH and FAVOR+.
         Sizes of 0 are the server's defaults; `block_q` to `per_head` are inputs in place of a mask or bias of all pairs. The
         names are those of EstimateMemoryRequest in proto/rapt/v1/attention.proto."""
-        sizes: dict[str, Any] = {
-            "lengths": list(lengths),
+        sizes = {
             "query_heads": query_heads,
             "kv_heads": kv_heads,
             "batch": batch,
             "head_size": head_size,
             "value_head_size": value_head_size,
-            "dtype": dtype_name("dtype", dtype),
             "block_q": block_q,
             "block_k": block_k,
             "selected_indices": selected_indices,
-            "alibi": alibi,
             "bias_table": bias_table,
             "relative_bias": relative_bias,
-            "per_head": per_head,
             "lsh_hashes": lsh_hashes,
             "lsh_chunk_length": lsh_chunk_length,
             "favor_features": favor_features,
         }
-        request = {camel(name): value for name, value in sizes.items()}
+        request: dict[str, Any] = {
+            "lengths": [integer("lengths", length) for length in lengths],
+            "dtype": dtype_name("dtype", dtype),
+            "alibi": bool(boolean("alibi", alibi)),
+            "perHead": bool(boolean("per_head", per_head)),
+        }
+        request |= {camel(name): integer(name, value) for name, value in sizes.items()}
         return self._server.ask(MemoryEstimates, "POST", "/rapt/v1/estimate-memory", request, timeout)
 
     def info(self, *, timeout: float | None = None) -> ServerInfo:

@@ -241,8 +241,3 @@ def _read_message(kind: Any, message: dict[str, Any]) -> Any:
         raise TypeError(f"{message!r:.100} in place of a message")
     fields = {name: (camel(name), hint) for name, hint in _hints(kind).items()}
     return kind(**{name: _read(hint, message[key]) for name, (key, hint) in fields.items() if key in message})
-
-
-def to_json(value: Any) -> dict[str, Any]:
-    """A message in JSON of a dataclass of numbers."""
-    return {camel(name): number for name, number in dataclasses.asdict(value).items()}

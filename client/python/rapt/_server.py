@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import operator
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
@@ -206,8 +205,8 @@ class Server:
         return _read_json(kind, self.calls.call("POST", path, _messages.encode(request, values), _PROTOBUF, timeout))
 
     def ask(self, kind: type[T], method: str, path: str, message: Mapping[str, Any], timeout: float | None) -> T:
-        """Sends and receives JSON. Integers may be of NumPy."""
-        body = json.dumps(message, default=operator.index).encode() if message else b""
+        """Sends and receives JSON."""
+        body = json.dumps(message).encode() if message else b""
         return _read_json(kind, self.calls.call(method, path, [body], "Content-Type: application/json\r\n", timeout))
 
 

@@ -187,6 +187,12 @@ def test_arrays_are_not_changed(client):
         (lambda c: c.infer("attention", QKV, ["Y", 1]), TypeError, r"outputs is \['Y', 1\]; it must be a sequence of names"),
         (lambda c: c.estimate_memory([64], query_heads=-1), ValueError, "query_heads"),
         (lambda c: c.estimate_memory([64], query_heads=1, dtype="int8"), ValueError, "dtype is 'int8'"),
+        (lambda c: c.estimate_memory([64], query_heads=np.float32(2)), TypeError, r"query_heads is np.float32\(2.0\); it must be an integer"),
+        (lambda c: c.estimate_memory([64], query_heads=np.nan), TypeError, "query_heads is nan; it must be an integer"),
+        (lambda c: c.estimate_memory([64, 1.5], query_heads=1), TypeError, "lengths is 1.5; it must be an integer"),
+        (lambda c: c.estimate_memory([64], query_heads=1, per_head="yes"), TypeError, "per_head is 'yes'; it must be"),
+        (lambda c: c.create_cache(rapt.LayerShape(2.5, 8)), TypeError, "kv_heads is 2.5; it must be an integer"),
+        (lambda c: c.create_cache(rapt.LayerShape(2, 8), first_position="x"), TypeError, "first_position is 'x'; it must be an integer"),
     ),
 )
 def test_errors_name_the_argument(client, call, error, message):
@@ -386,6 +392,12 @@ def test_an_estimate_of_memory(client):
     first, second = estimates.estimates
     assert first.tensor_bytes == 64 * 4 * 32 * (2 + 1 + 1 + 2) and first.standard_bytes == 4 * 2 * 64 * 64
     assert second.fused_bytes < second.standard_bytes and second.inputs[0].name == "block_mask" and second.plan
+
+
+def test_an_estimate_takes_numbers_of_numpy(client):
+    blocks = {"query_heads": 2, "block_q": 64, "block_k": 64}
+    numbers = {name: np.int64(value) for name, value in blocks.items()}
+    assert client.estimate_memory(np.array([64]), **numbers, per_head=np.True_) == client.estimate_memory([64], **blocks, per_head=True)
 
 
 def test_what_a_server_says_of_itself(client):
@@ -606,7 +618,9 @@ def test_names(client):
         (lambda cache: cache.attend(0, normal(1, 2, 8), causal=True), TypeError, "there is no option causal"),
         (lambda cache: cache.attend(0, normal(1, 2, 8), output="int8"), ValueError, "output is 'int8'"),
         (lambda cache: cache.fork(9), ValueError, "9"),
+        (lambda cache: cache.fork(np.float32(0)), TypeError, r"length is np.float32\(0.0\); it must be an integer"),
         (lambda cache: cache.truncate(9), ValueError, "9"),
+        (lambda cache: cache.truncate(0.5), TypeError, "length is 0.5; it must be an integer"),
         (lambda cache: cache.attend(0), ValueError, "rows"),
     ),
 )
