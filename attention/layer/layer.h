@@ -13,8 +13,8 @@
 // for the decoder's state, Wk = W1, no Wv, additive scores and additive_weight v; "concat" likewise
 // with W cut in two. There is no residual and no LayerNorm.
 //
-// CPU only: no device has a form of a layer. Gradients and caches: attention.h has them for Q, K
-// and V; a layer has none.
+// CPU only: no device has a form of a layer. Gradients: attention.h has them for Q, K and V; a layer
+// has none.
 #ifndef RAPT_ATTENTION_LAYER_LAYER_H_
 #define RAPT_ATTENTION_LAYER_LAYER_H_
 
@@ -24,7 +24,10 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "attention/mechanism/softmax/ragged_attention.h"
 #include "attention/operator.h"
 #include "attention/problem.h"
 #include "attention/roles.h"
@@ -118,6 +121,26 @@ absl::StatusOr<std::shared_ptr<const Layer>> MakeLayer(const LayerConfig& config
                                                        const LayerWeights& weights,
                                                        ThreadPool& pool);
 
+// Keys and values that stay between the calls of a causal layer. A call's own are projected at
+// their positions, appended, and then the queries attend to all of them.
+class LayerCache {
+ public:
+  virtual ~LayerCache() = default;
+
+  // Returns how many tokens precede those of the call.
+  virtual int64_t position() const = 0;
+
+  // Appends keys [Sq, Hkv, D] and values [Sq, Hkv, Dv]. Called once in a run, by one task, before
+  // those of attention(). `workspace` has append_bytes() bytes. An error is the cache's to keep;
+  // the tasks of attention() then run all the same.
+  virtual void Append(const std::byte* keys, const std::byte* values,
+                      absl::Span<std::byte> workspace) = 0;
+  virtual int64_t append_bytes() const = 0;
+
+  // Returns the operator of CachedAttentionOf() with the cache's keys and values.
+  virtual const TensorOperator& attention() const = 0;
+};
+
 struct LayerCall {
   // kQ is query, [B, Sq, E] of any float type; kK is key, [B, Sk, Ek], absent: query; kV is value,
   // [B, Sk, Ev], absent: key. They have one type. kMask is attn_mask: BOOL, true attends, or of a
@@ -130,12 +153,24 @@ struct LayerCall {
   std::optional<Dropout> dropout = std::nullopt;
   bool wants_weights = false;           // kLayerWeights, [B, Hq, Sq, T]
   bool wants_averaged_weights = false;  // kAveragedWeights, [B, Sq, T]: the mean over heads
+  // Null: none. Otherwise as CachedAttentionOf() allows; outlives all runs.
+  LayerCache* cache = nullptr;
 };
 
 // Outputs: kY [B, Sq, output_size] and weights, of the inputs' type. T is Sk, one more with bias_k.
 // Returns InvalidArgument with the tensor or attribute, its value and the allowed values.
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLayerCall(
     std::shared_ptr<const Layer> layer, const LayerCall& call);
+
+// Returns whether keys and values of the layer can stay between calls, so that calls for one token
+// after the other give what one call for all of them gives. InvalidArgument names what prevents it.
+absl::Status CheckCache(const Layer& layer);
+
+// Returns the attention of a call with a cache: one item, without its position and keys. Errors as
+// of MakeLayerCall(), and for what a cache does not allow: a call is causal, of one batch row and
+// self-attention, without masks, lengths, ids and dropout, and has no output but Y.
+absl::StatusOr<RaggedCall> CachedAttentionOf(std::shared_ptr<const Layer> layer,
+                                             const LayerCall& call);
 
 }  // namespace rapt
 

@@ -128,14 +128,12 @@ absl::Status CheckAttention(const LayerShape& s) {
   return Validate(p);
 }
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLayerCall(
-    std::shared_ptr<const Layer> layer, const LayerCall& call) {
+absl::StatusOr<LayerShape> ShapeOf(std::shared_ptr<const Layer> layer, const LayerCall& call) {
   LayerShape shape{.layer = std::static_pointer_cast<const PackedLayer>(std::move(layer)),
                    .dropout = call.dropout,
                    .wants_weights = call.wants_weights,
-                   .wants_averaged_weights = call.wants_averaged_weights};
+                   .wants_averaged_weights = call.wants_averaged_weights,
+                   .cache = call.cache};
   shape.is_causal = call.is_causal.value_or(shape.config().is_causal);
   absl::Status status = CheckSizes(call);
   if (status.ok()) status = ReadQuery(call, shape);
@@ -148,7 +146,76 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLayerCall(
     return Invalid("query has shape ", ToString(call.inputs[Role::kQ]->shape), " and there are ",
                    shape.keys(), " keys; the layer then needs more than 2^50 bytes of memory");
   }
-  std::shared_ptr<const TensorOperator> op = MakeLayerOperator(shape);
+  return shape;
+}
+
+// What a call with a cache must not have.
+absl::Status CheckCachedCall(const LayerShape& s, const LayerCall& call) {
+  const struct {
+    bool is_given;
+    const char* what;
+  } refused[] = {
+      {s.has_key, "key is given; with a cache the layer is self-attention"},
+      {s.has_value, "value is given; with a cache the layer is self-attention"},
+      {call.inputs[Role::kMask].has_value(), "attn_mask is given; a cache does not keep masks"},
+      {s.has_lengths, "nonpad_kv_seqlen is given; a cache has no padding"},
+      {s.has_ids, "input_ids is given; a cache has no padding"},
+      {s.dropout.has_value(), "dropout_probability is given; there is no dropout with a cache"},
+      {s.wants_weights || s.wants_averaged_weights,
+       "output weights is requested; with a cache there is only Y"},
+      {!s.is_causal, "is_causal is false; keys of a layer with a cache are those of earlier tokens"},
+  };
+  for (const auto& [is_given, what] : refused) {
+    if (is_given) return Invalid(what);
+  }
+  if (s.batch == 1 && s.queries > 0) return absl::OkStatus();
+  return Invalid("query has shape ", ToString(call.inputs[Role::kQ]->shape),
+                 "; with a cache it must be [1, Sq, ", s.config().embed_size, "] with a token");
+}
+
+}  // namespace
+
+absl::Status CheckCache(const Layer& layer) {
+  const LayerConfig& c = layer.config();
+  if (c.score_function != ScoreFunction::kDotProduct) {
+    return Invalid("the layer has additive scores; a cache needs dot products");
+  }
+  if (static_cast<const PackedLayer&>(layer).weights().has(Vector::kExtraKey)) {
+    return Invalid("the layer has bias_k, a key after all others; a cache has no such key");
+  }
+  for (const auto& [name, size] : {std::pair{"key_embed_size", *c.key_embed_size},
+                                   {"value_embed_size", *c.value_embed_size}}) {
+    if (size == c.embed_size) continue;
+    return Invalid("the layer has ", name, " ", size, " and embed_size ", c.embed_size,
+                   "; with a cache the layer is self-attention");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RaggedCall> CachedAttentionOf(std::shared_ptr<const Layer> layer,
+                                             const LayerCall& call) {
+  if (absl::Status status = CheckCache(*layer); !status.ok()) return status;
+  const absl::StatusOr<LayerShape> shape = ShapeOf(std::move(layer), call);
+  if (!shape.ok()) return shape.status();
+  if (absl::Status status = CheckCachedCall(*shape, call); !status.ok()) return status;
+  const Problem p = AttentionOf(*shape);
+  return RaggedCall{.items = {{.rows = p.query_length}},
+                    .dtype = p.dtype,
+                    .query_heads = p.query_heads,
+                    .kv_heads = p.kv_heads,
+                    .head_size = p.head_size,
+                    .value_head_size = p.value_head_size,
+                    .scale = p.scale,
+                    .head_sink = p.head_sink,
+                    .bias_table = p.bias_table,
+                    .max_distance = p.max_distance};
+}
+
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLayerCall(
+    std::shared_ptr<const Layer> layer, const LayerCall& call) {
+  const absl::StatusOr<LayerShape> shape = ShapeOf(std::move(layer), call);
+  if (!shape.ok()) return shape.status();
+  std::shared_ptr<const TensorOperator> op = MakeLayerOperator(*shape);
   const auto bytes = ByteSize("Y", *op->outputs()[Role::kY]);
   if (!bytes.ok()) return bytes.status();
   return op;

@@ -11,83 +11,26 @@
 #include "attention/arena.h"
 #include "attention/backend.h"
 #include "attention/half.h"
+#include "attention/layer/layer_heads.h"
 #include "attention/layer/layer_mask.h"
 #include "attention/layer/projection.h"
 #include "attention/layer/projection_kernels.h"
-#include "attention/positions/positional_encoding.h"
 #include "attention/score/score_params.h"
 #include "base/round_up.h"
 
 namespace rapt {
 namespace {
 
-// Rows of heads that a task normalizes.
-constexpr int64_t kNormRows = 256;
 // Weights of a task that averages, approximately, and at once.
 constexpr int64_t kAverageTask = 64 * 1024;
 constexpr int64_t kAverageBlock = 256;
 
-// The inputs that are projected, in the order of Matrix.
-constexpr std::array kProjected = {Matrix::kQuery, Matrix::kKey, Matrix::kValue};
 using Array = ArrayAt<std::byte>;
 
-// A tensor of heads between a projection and attention, [B, heads, length, size].
-struct Heads {
-  int64_t heads = 0;
-  int64_t length = 0;  // with the key of bias_k
-  int64_t size = 0;
-};
-
-Heads HeadsOf(const LayerShape& s, Matrix m) {
-  const LayerConfig& c = s.config();
-  if (m == Matrix::kQuery) return {c.query_heads, s.queries, *c.head_size};
-  if (m == Matrix::kKey) return {*c.kv_heads, s.keys(), *c.head_size};
-  if (m == Matrix::kValue) return {*c.kv_heads, s.keys(), *c.value_head_size};
-  return {c.query_heads, s.queries, *c.value_head_size};
-}
-
-// The rows of a batch row that a matrix multiplies.
-int64_t RowsOf(const LayerShape& s, Matrix m) {
-  return m == Matrix::kQuery || m == Matrix::kOutput ? s.queries : s.tokens;
-}
-
-// The input that is projected: key defaults to query, value to key.
-Role SourceOf(const LayerShape& s, Matrix m) {
-  if (m == Matrix::kValue && s.has_value) return Role::kV;
-  return m != Matrix::kQuery && s.has_key ? Role::kK : Role::kQ;
-}
-
-// The inputs that a positional encoding is added to.
-absl::InlinedVector<Role, 3> EncodedInputs(const LayerShape& s) {
-  absl::InlinedVector<Role, 3> roles;
-  if (!s.config().positional_base) return roles;
-  roles.push_back(Role::kQ);
-  if (s.has_key) roles.push_back(Role::kK);
-  if (s.has_value) roles.push_back(Role::kV);
-  return roles;
-}
-
-TensorSpec SpecOf(const LayerShape& s, Role input) {
-  const LayerConfig& c = s.config();
-  if (input == Role::kQ) return {s.dtype, {s.batch, s.queries, c.embed_size}};
-  const int64_t size = input == Role::kK ? *c.key_embed_size : *c.value_embed_size;
-  return {s.dtype, {s.batch, s.tokens, size}};
-}
-
-// The arrays that all tasks share. Some are absent.
+// The memory that all tasks share. Some arrays are absent.
 struct Arrays {
-  explicit Arrays(const LayerShape& s) {
+  explicit Arrays(const LayerShape& s) : heads(s, arena) {
     const int64_t size = SizeOf(s.dtype);
-    for (const Role input : EncodedInputs(s)) {
-      const Shape shape = SpecOf(s, input).shape;
-      encoded[input] = arena.Take<std::byte>({shape[0], shape[1], shape[2], size});
-    }
-    for (const Matrix m : kProjected) {
-      if (!s.weights().has(m)) continue;
-      const Heads h = HeadsOf(s, m);
-      heads[static_cast<size_t>(m)] =
-          arena.Take<std::byte>({s.batch, h.heads, h.length, h.size, size});
-    }
     if (s.weights().has(Matrix::kOutput)) {
       const Heads h = HeadsOf(s, Matrix::kOutput);
       output = arena.Take<std::byte>({s.batch, h.heads, h.length, h.size, size});
@@ -101,8 +44,7 @@ struct Arrays {
   }
 
   Arena arena;
-  InputMap<Array> encoded;
-  std::array<Array, kProjected.size()> heads;
+  LayerHeads heads;
   Array output;  // of attention, [B, Sq, Hq, Dv]
   Array mask, bias, weights;
 
@@ -114,7 +56,10 @@ struct Arrays {
 };
 
 // Attention's stages have the step kAttend.
-enum class Step : uint8_t { kEncode, kProject, kNormalize, kAttend, kOutput };
+enum class Step : uint8_t { kEncode, kProject, kNormalize, kRotate, kAppend, kAttend, kOutput };
+
+// The steps of the heads, in the order of LayerHeads::Step.
+constexpr Step kOfHeads[] = {Step::kEncode, Step::kProject, Step::kNormalize, Step::kRotate};
 
 class LayerPlan final : public BackendPlan {
  public:
@@ -122,31 +67,14 @@ class LayerPlan final : public BackendPlan {
     return attention.backend_plan == nullptr ? "" : attention.backend_plan->Describe();
   }
 
-  // An encoding of an input, with its place among the shared bytes.
-  struct Encoding {
-    Role input;
-    std::shared_ptr<const TensorOperator> op;
-    Plan plan;
-    int64_t workspace = 0;
-  };
-
-  ProjectionKernel kernel = {};
-  absl::InlinedVector<Step, 6> steps;  // of each stage
-  absl::InlinedVector<Encoding, 3> encodings;
-  std::array<Projection, kMatrices> projections;
+  absl::InlinedVector<Step, 8> steps;  // of each stage
+  LayerHeads::Tasks heads;
   Plan attention;
+  Projection output;
   int attention_stage = 0;  // the first
-  // Of attention and the kernels, which do not run at the same time.
+  // Of attention, the cache and the kernels, which do not run at the same time.
   int64_t parts_begin = 0;
 };
-
-Plan PartPlan(const Plan& whole) {
-  Plan plan;
-  plan.routing.backend = whole.routing.backend;
-  plan.isa = whole.isa;
-  plan.threads = whole.threads;
-  return plan;
-}
 
 // Runs one task.
 class Run {
@@ -165,24 +93,20 @@ class Run {
   void Task(int stage, int64_t task) const {
     switch (plan_.steps[stage]) {
       case Step::kEncode:
-        return Encode(task);
+        return HeadsTask(LayerHeads::Step::kEncode, task);
       case Step::kProject:
         return ProjectInputs(task);
       case Step::kNormalize:
-        return Normalize(task);
+        return HeadsTask(LayerHeads::Step::kNormalize, task);
+      case Step::kRotate:
+        return HeadsTask(LayerHeads::Step::kRotate, task);
+      case Step::kAppend:
+        return AppendToCache();
       case Step::kAttend:
-        return Attend(stage, task);
+        return s_.cache == nullptr ? Attend(stage, task) : AttendToCache(stage, task);
       case Step::kOutput:
         return ProjectOutput(task);
     }
-  }
-
-  // The number of rows of heads, which are adjacent, in tasks of kNormRows.
-  static int64_t NormTasks(const LayerShape& s, Matrix m) {
-    const Vector norm = m == Matrix::kQuery ? Vector::kQueryNorm : Vector::kKeyNorm;
-    if (!s.weights().has(norm)) return 0;
-    const Heads h = HeadsOf(s, m);
-    return CeilDiv(s.batch * h.heads * h.length, kNormRows);
   }
 
   static int64_t AverageTasks(const LayerShape& s) {
@@ -194,14 +118,6 @@ class Run {
     return std::max<int64_t>(kAverageTask / std::max<int64_t>(s.heads() * s.keys(), 1), 1);
   }
 
-  const std::byte* InputOf(Matrix m) const {
-    const Role role = SourceOf(s_, m);
-    return s_.config().positional_base ? arrays_.encoded[role].In(workspace_)
-                                       : a_.inputs[role].data;
-  }
-  std::byte* HeadsAt(Matrix m) const {
-    return arrays_.heads[static_cast<size_t>(m)].In(workspace_);
-  }
   std::byte* WeightsAt() const {
     return s_.wants_weights ? a_.outputs[kLayerWeights].data : arrays_.weights.In(workspace_);
   }
@@ -209,92 +125,36 @@ class Run {
     return s_.weights().has(Matrix::kOutput) ? arrays_.output.In(workspace_)
                                              : a_.outputs[Role::kY].data;
   }
+  std::byte* Parts() const { return workspace_ + plan_.parts_begin; }
   std::byte* Scratch() const {
-    return workspace_ + plan_.parts_begin + worker_ * plan_.kernel.scratch_bytes;
+    return Parts() + worker_ * plan_.heads.kernel.scratch_bytes;
   }
 
-  void Encode(int64_t task) const {
-    for (const LayerPlan::Encoding& encoding : plan_.encodings) {
-      if (task >= encoding.plan.stages[0]) {
-        task -= encoding.plan.stages[0];
-        continue;
-      }
-      Arguments a;
-      a.inputs[kTokens].data = a_.inputs[encoding.input].data;
-      a.outputs[Role::kY].data = arrays_.encoded[encoding.input].In(workspace_);
-      return encoding.op->RunTask(encoding.plan, a, workspace_ + encoding.workspace, 0, task,
-                                  worker_, checkpoint_);
-    }
+  void HeadsTask(LayerHeads::Step step, int64_t task) const {
+    arrays_.heads.RunTask(plan_.heads, step, task, a_, workspace_, Scratch(), worker_, checkpoint_);
   }
 
   void ProjectInputs(int64_t task) const {
-    for (const Matrix m : kProjected) {
-      const Projection& projection = plan_.projections[static_cast<size_t>(m)];
-      if (task < projection.tasks()) {
-        return projection.Run(plan_.kernel, InputOf(m), HeadsOutput(m), task, Scratch(),
-                              checkpoint_);
-      }
-      task -= projection.tasks();
-    }
-    if (task < mask_.tasks()) {
-      return mask_.Write(a_, task, arrays_.mask.In(workspace_), arrays_.bias.In(workspace_));
-    }
-    const int64_t b = task - mask_.tasks();
-    AppendExtra(Matrix::kKey, Vector::kExtraKey, b);
-    AppendExtra(Matrix::kValue, Vector::kExtraValue, b);
+    const int64_t projections = plan_.heads.of(LayerHeads::Step::kProject);
+    if (task < projections) return HeadsTask(LayerHeads::Step::kProject, task);
+    mask_.Write(a_, task - projections, arrays_.mask.In(workspace_), arrays_.bias.In(workspace_));
   }
 
-  ProjectionOutput HeadsOutput(Matrix m) const {
-    const Heads h = HeadsOf(s_, m);
-    const int64_t row = h.size * SizeOf(s_.dtype);
-    return {.data = HeadsAt(m),
-            .head_size = h.size,
-            .head_stride = h.length * row,
-            .length = RowsOf(s_, m),
-            .row_stride = row,
-            .batch_stride = h.heads * h.length * row};
+  TensorView HeadsView(Matrix m) const { return arrays_.heads.View(m, a_, workspace_); }
+
+  void AppendToCache() const {
+    s_.cache->Append(HeadsView(Matrix::kKey).data, HeadsView(Matrix::kValue).data,
+                     {Parts(), static_cast<size_t>(s_.cache->append_bytes())});
   }
 
-  // Writes bias_k or bias_v as the last row of each head of a batch row.
-  void AppendExtra(Matrix m, Vector extra, int64_t b) const {
-    const Heads h = HeadsOf(s_, m);
-    const PackedVector& numbers = s_.weights()[extra];
-    for (int64_t head = 0; head < h.heads; ++head) {
-      const int64_t first = ((b * h.heads + head) * h.length + s_.tokens) * h.size;
-      for (int64_t d = 0; d < h.size; ++d) {
-        StoreElement(HeadsAt(m), s_.dtype, first + d,
-                     LoadElement(numbers.data, numbers.dtype, head * h.size + d));
-      }
-    }
-  }
-
-  void Normalize(int64_t task) const {
-    const int64_t query_tasks = NormTasks(s_, Matrix::kQuery);
-    const bool is_query = task < query_tasks;
-    if (!is_query) task -= query_tasks;
-    const Matrix m = is_query ? Matrix::kQuery : Matrix::kKey;
-    const PackedVector& norm = s_.weights()[is_query ? Vector::kQueryNorm : Vector::kKeyNorm];
-    const Heads h = HeadsOf(s_, m);
-    const int64_t first = task * kNormRows;
-    plan_.kernel.normalize({.rows = HeadsAt(m) + first * h.size * SizeOf(s_.dtype),
-                            .element = ElementOf(s_.dtype),
-                            .count = std::min(kNormRows, s_.batch * h.heads * h.length - first),
-                            .size = h.size,
-                            .weights = norm.data,
-                            .weight_element = ElementOf(norm.dtype),
-                            .epsilon = s_.config().norm_epsilon,
-                            .checkpoint = checkpoint_});
-  }
-
-  // The heads as attention reads them: in their order, or side by side in an input.
-  TensorView HeadsView(Matrix m) const {
-    const Heads h = HeadsOf(s_, m);
-    const std::array<int64_t, 4> dims = {s_.batch, h.heads, h.length, h.size};
-    if (s_.weights().has(m)) return {HeadsAt(m), s_.dtype, dims, RowMajorStrides(dims)};
-    return {InputOf(m), s_.dtype, dims, SideBySide(h)};
-  }
-  static std::array<int64_t, 4> SideBySide(const Heads& h) {
-    return {h.length * h.heads * h.size, h.size, h.heads * h.size, 1};
+  void AttendToCache(int stage, int64_t task) const {
+    Arguments a;
+    a.inputs[Role::kQ].data = HeadsView(Matrix::kQuery).data;
+    a.inputs[Role::kHeadSink].data = s_.weights()[Vector::kSinks].data;
+    a.inputs[Role::kBiasTable].data = s_.weights()[Vector::kRelativeBias].data;
+    a.outputs[Role::kY].data = AttendedAt();
+    s_.cache->attention().RunTask(plan_.attention, a, Parts(), stage - plan_.attention_stage, task,
+                                  worker_, checkpoint_);
   }
 
   TensorView VectorView(Vector v, std::array<int64_t, 4> dims) const {
@@ -334,23 +194,22 @@ class Run {
       const std::array<int64_t, 4> dims = {s_.batch, h.heads, s_.queries, s_.keys()};
       a.outputs[Role::kScores] = {WeightsAt(), s_.dtype, dims, RowMajorStrides(dims)};
     }
-    plan_.attention.routing.backend->RunTask(plan_.attention, a, workspace_ + plan_.parts_begin,
+    plan_.attention.routing.backend->RunTask(plan_.attention, a, Parts(),
                                              stage - plan_.attention_stage, task, worker_,
                                              checkpoint_);
   }
 
   void ProjectOutput(int64_t task) const {
-    const Projection& projection = plan_.projections[static_cast<size_t>(Matrix::kOutput)];
-    if (task >= projection.tasks()) return Average(task - projection.tasks());
+    if (task >= plan_.output.tasks()) return Average(task - plan_.output.tasks());
     const int64_t columns = s_.layer->output_size();
-    projection.Run(plan_.kernel, AttendedAt(),
-                   {.data = a_.outputs[Role::kY].data,
-                    .head_size = columns,
-                    .head_stride = 0,
-                    .length = s_.batch * s_.queries,
-                    .row_stride = columns * SizeOf(s_.dtype),
-                    .batch_stride = 0},
-                   task, Scratch(), checkpoint_);
+    plan_.output.Run(plan_.heads.kernel, AttendedAt(),
+                     {.data = a_.outputs[Role::kY].data,
+                      .head_size = columns,
+                      .head_stride = 0,
+                      .length = s_.batch * s_.queries,
+                      .row_stride = columns * SizeOf(s_.dtype),
+                      .batch_stride = 0},
+                     task, Scratch(), checkpoint_);
   }
 
   // Writes the means over heads of the weights of some queries.
@@ -422,18 +281,26 @@ class LayerOperator final : public TensorOperator {
     const auto layer = std::make_shared<LayerPlan>();
     const ProjectionKernels& kernels = ProjectionKernelsOf(plan.isa);
     const bool is_fp64 = s_.dtype == DType::kFloat64 || plan.isa.empty();
-    layer->kernel = is_fp64 ? kernels.fp64 : kernels.fp32;
     layer->parts_begin = arrays_.arena.bytes();
-    PlanEncodings(plan, *layer);
-    PlanProjections(plan, *layer);
+    layer->heads = arrays_.heads.MakeTasks(is_fp64 ? kernels.fp64 : kernels.fp32, plan,
+                                           layer->parts_begin);
     layer->attention = PartPlan(plan);
-    layer->attention.problem = AttentionOf(s_);
-    plan.routing.backend->PlanTasks(layer->attention);
+    if (s_.cache == nullptr) {
+      layer->attention.problem = AttentionOf(s_);
+      plan.routing.backend->PlanTasks(layer->attention);
+    } else {
+      s_.cache->attention().PlanTasks(layer->attention);
+    }
+    if (s_.weights().has(Matrix::kOutput)) {
+      layer->output = Projection(s_.weights()[Matrix::kOutput], s_.weights()[Vector::kOutputBias],
+                                 s_.dtype, s_.batch * s_.queries, plan.threads);
+    }
     AddStages(plan, *layer);
-    const int64_t scratch = plan.threads * layer->kernel.scratch_bytes;
+    const int64_t appended = s_.cache == nullptr ? 0 : s_.cache->append_bytes();
     plan.shared_workspace_bytes =
-        layer->parts_begin + std::max(scratch, layer->attention.workspace_bytes());
-    plan.flops += layer->attention.flops;
+        layer->parts_begin + std::max({plan.threads * layer->heads.kernel.scratch_bytes, appended,
+                                       layer->attention.workspace_bytes()});
+    plan.flops += layer->attention.flops + layer->output.flops();
     plan.backend_plan = layer;
   }
 
@@ -444,53 +311,23 @@ class LayerOperator final : public TensorOperator {
   }
 
  private:
-  void PlanEncodings(const Plan& plan, LayerPlan& layer) const {
-    for (const Role input : EncodedInputs(s_)) {
-      PositionalEncodingCall call;
-      call.base = s_.config().positional_base;
-      call.inputs[kTokens] = SpecOf(s_, input);
-      LayerPlan::Encoding encoding{input, MakePositionalEncoding(call).value(), PartPlan(plan)};
-      encoding.op->PlanTasks(encoding.plan);
-      encoding.workspace = layer.parts_begin;
-      layer.parts_begin += encoding.plan.workspace_bytes();
-      layer.encodings.push_back(std::move(encoding));
-    }
-  }
-
-  void PlanProjections(Plan& plan, LayerPlan& layer) const {
-    for (size_t m = 0; m < kMatrices; ++m) {
-      const auto matrix = static_cast<Matrix>(m);
-      if (!s_.weights().has(matrix)) continue;
-      layer.projections[m] = Projection(s_.weights().matrices[m], s_.weights().vectors[m], s_.dtype,
-                                        s_.batch * RowsOf(s_, matrix), plan.threads);
-      plan.flops += layer.projections[m].flops();
-    }
-  }
-
   void AddStages(Plan& plan, LayerPlan& layer) const {
     const auto add = [&](Step step, int64_t tasks) {
       if (tasks == 0) return;
       plan.stages.push_back(tasks);
       layer.steps.push_back(step);
     };
-    int64_t encodings = 0;
-    for (const LayerPlan::Encoding& encoding : layer.encodings) {
-      encodings += encoding.plan.stages[0];
+    for (const Step step : kOfHeads) {
+      const int64_t masks = step == Step::kProject ? mask_.tasks() : 0;
+      add(step, layer.heads.counts[static_cast<size_t>(step)] + masks);
     }
-    add(Step::kEncode, encodings);
-    int64_t projections = mask_.tasks() + (s_.has_extra_key() ? s_.batch : 0);
-    for (const Matrix m : kProjected) {
-      projections += layer.projections[static_cast<size_t>(m)].tasks();
-    }
-    add(Step::kProject, projections);
-    add(Step::kNormalize, Run::NormTasks(s_, Matrix::kQuery) + Run::NormTasks(s_, Matrix::kKey));
+    add(Step::kAppend, s_.cache == nullptr ? 0 : 1);
     layer.attention_stage = static_cast<int>(plan.stages.size());
     for (const int64_t tasks : layer.attention.stages) {
       plan.stages.push_back(tasks);
       layer.steps.push_back(Step::kAttend);
     }
-    add(Step::kOutput,
-        layer.projections[static_cast<size_t>(Matrix::kOutput)].tasks() + Run::AverageTasks(s_));
+    add(Step::kOutput, layer.output.tasks() + Run::AverageTasks(s_));
   }
 
   const LayerShape s_;

@@ -26,7 +26,10 @@ struct LayerShape {
   std::optional<Dropout> dropout = std::nullopt;
   bool wants_weights = false;
   bool wants_averaged_weights = false;
+  LayerCache* cache = nullptr;  // then batch is 1
 
+  // Of the first query, and of the first key that is projected.
+  int64_t first_position() const { return cache == nullptr ? 0 : cache->position(); }
   const LayerConfig& config() const { return layer->config(); }
   const PackedWeights& weights() const { return layer->weights(); }
   bool has_extra_key() const { return weights().has(Vector::kExtraKey); }

@@ -29,10 +29,12 @@ void AddTo(const std::byte* x, const double* encoding, DType dtype, int64_t coun
 
 class PositionalEncoding final : public TensorOperator {
  public:
-  PositionalEncoding(const TensorSpec& x, std::optional<DType> table, double base)
+  PositionalEncoding(const TensorSpec& x, std::optional<DType> table, double base,
+                     int64_t first_position)
       : output_(x),
         table_(table),
         base_(base),
+        first_position_(first_position),
         length_(output_.shape[output_.shape.size() - 2]),
         size_(output_.shape.back()) {
     outputs_[Role::kY] = output_;
@@ -77,7 +79,7 @@ class PositionalEncoding final : public TensorOperator {
 
  private:
   void Encode(const Arguments& arguments, int64_t s, absl::Span<double> out) const {
-    if (!table_) return SinusoidalEncoding(base_, s, out);
+    if (!table_) return SinusoidalEncoding(base_, first_position_ + s, out);
     const std::byte* row = arguments.inputs[kTokenTable].data + s * size_ * SizeOf(*table_);
     for (int64_t n = 0; n < size_; ++n) out[n] = LoadElement(row, *table_, n);
   }
@@ -86,6 +88,7 @@ class PositionalEncoding final : public TensorOperator {
   OutputMap<std::optional<TensorSpec>> outputs_;
   const std::optional<DType> table_;
   const double base_;
+  const int64_t first_position_;
   int64_t batch_ = 1;
   const int64_t length_;
   const int64_t size_;
@@ -147,10 +150,13 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakePositionalEncoding(
         absl::StrCat("base is ", base, "; it must be positive and finite"));
   }
   using Made = std::shared_ptr<const TensorOperator>;
-  if (!table) return Made(std::make_shared<const PositionalEncoding>(*x, std::nullopt, base));
+  if (!table) {
+    return Made(std::make_shared<const PositionalEncoding>(*x, std::nullopt, base,
+                                                           call.first_position));
+  }
   if (auto bytes = ByteSize("table", *table); !bytes.ok()) return bytes.status();
   if (absl::Status status = CheckTable(*table, *x); !status.ok()) return status;
-  return Made(std::make_shared<const PositionalEncoding>(*x, table->dtype, base));
+  return Made(std::make_shared<const PositionalEncoding>(*x, table->dtype, base, 0));
 }
 
 }  // namespace rapt

@@ -14,8 +14,10 @@ namespace rapt {
 
 struct RotaryEmbeddingCall {
   // kTokens is X, [B, H, S, D] or [B, S, H * D] with num_heads; kCosCache and kSinCache, [M, r / 2]
-  // or [B, S, r / 2]; kPositionIds, [B, S]. Without ids, token s is at position s.
+  // or [B, S, r / 2]; kPositionIds, [B, S]. Without ids, token s is at position first_position +
+  // s. X may lie where Y does.
   InputMap<std::optional<TensorSpec>> inputs;
+  int64_t first_position = 0;  // from 0 to kMaxAxis
   bool interleaved = false;
   int64_t num_heads = 0;
   int64_t rotary_embedding_dim = 0;  // r; 0: D

@@ -59,6 +59,8 @@ Problem RowsProblem(const RaggedCall& call, int64_t rows) {
   problem.scale = call.scale;
   problem.softcap = call.softcap;
   problem.causal = true;
+  problem.bias_table = call.bias_table;
+  problem.max_distance = call.max_distance;
   problem.section = Section{.query_length = rows};
   return problem;
 }
@@ -206,7 +208,7 @@ class RaggedAttention final : public TensorOperator {
   const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
 
   std::optional<absl::Status> SupportedBy(const Backend& device) const override {
-    if (device.ragged() == nullptr || call_.page_rows == 0) return std::nullopt;
+    if (device.ragged() == nullptr || call_.page_rows == 0 || call_.bias_table) return std::nullopt;
     return device.ragged()->Supports(call_);
   }
   absl::Status PreferredBy(const Backend& device) const override {
@@ -271,7 +273,7 @@ class RaggedAttention final : public TensorOperator {
     const TokenRange units = {begin, std::min(begin + ragged.units_per_task, ragged.units)};
     std::byte* const own =
         workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
-    Attend(plan, ragged, units, arguments, workspace, own, checkpoint);
+    Attend(ragged, units, arguments, workspace, own, checkpoint);
   }
 
  private:
@@ -314,7 +316,7 @@ class RaggedAttention final : public TensorOperator {
     if (inner.problem.empty()) return;
     inner.problem.section->key_length = inner.problem.key_length;
     inner.routing.backend->PlanTasks(inner);
-    form.tasks = inner.stages.front();
+    form.tasks = inner.stages.back();
     form.state_bytes = StateBytes(inner.problem, inner.state_dtype);
     plan.worker_workspace_bytes = std::max(plan.worker_workspace_bytes,
                                            RoundUp(inner.workspace_bytes(), kWorkspaceAlignment));
@@ -372,15 +374,21 @@ class RaggedAttention final : public TensorOperator {
     return std::nullopt;
   }
 
-  void Attend(const Plan& plan, const RaggedPlan& ragged, TokenRange units,
-              const Arguments& arguments, std::byte* workspace, std::byte* own,
-              const Checkpoint& checkpoint) const {
+  void Attend(const RaggedPlan& ragged, TokenRange units, const Arguments& arguments,
+              std::byte* workspace, std::byte* own, const Checkpoint& checkpoint) const {
     const auto after =
         std::upper_bound(ragged.places.begin(), ragged.places.end(), units.begin,
                          [](int64_t unit, const auto& place) { return unit < place.first_unit; });
     int64_t n = after - ragged.places.begin() - 1;
     Arguments inner;
     inner.piece_fallback = arguments.piece_fallback;
+    if (call_.bias_table) {
+      const std::array<int64_t, 4> dims = {call_.bias_table->buckets, call_.query_heads, 1, 1};
+      inner.inputs[Role::kBiasTable] = {.data = arguments.inputs[Role::kBiasTable].data,
+                                        .dtype = call_.bias_table->dtype,
+                                        .dims = dims,
+                                        .strides = RowMajorStrides(dims)};
+    }
     std::optional<Plan> part_plan;
     for (int64_t unit = units.begin; unit < units.end; ++unit) {
       while (n + 1 < Blocks() && unit >= ragged.places[n + 1].first_unit) {
@@ -399,9 +407,22 @@ class RaggedAttention final : public TensorOperator {
       inner.inputs[Role::kV] = TokensOf(source_.values(*source), tokens, value_pages);
       inner.state = StateOf(place, local / place.form->tasks, workspace);
       SetPart(blocks_[n], tokens, part_plan->problem);
-      plan.routing.backend->RunTask(*part_plan, inner, own, 0, local % place.form->tasks, 0,
-                                    checkpoint);
+      RunPart(*part_plan, inner, own, local % place.form->tasks, checkpoint);
     }
+  }
+
+  // Runs a task of a part's last stage. What comes before it, the biases by distance, is computed
+  // for each task again: it is small, and workers share nothing.
+  static void RunPart(const Plan& part, const Arguments& arguments, std::byte* own, int64_t task,
+                      const Checkpoint& checkpoint) {
+    const Backend& backend = *part.routing.backend;
+    const int last = static_cast<int>(part.stages.size()) - 1;
+    for (int stage = 0; stage < last; ++stage) {
+      for (int64_t n = 0; n < part.stages[stage]; ++n) {
+        backend.RunTask(part, arguments, own, stage, n, 0, checkpoint);
+      }
+    }
+    backend.RunTask(part, arguments, own, last, task, 0, checkpoint);
   }
 
   static void SetPart(const Block& block, TokenRange tokens, Problem& problem) {

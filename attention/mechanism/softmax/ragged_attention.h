@@ -86,7 +86,9 @@ struct RaggedCall {
   std::optional<double> scale = {};  // absent: 1 / sqrt(D)
   double softcap = 0;                // 0: none
   std::optional<DType> head_sink = {};
-  std::optional<DType> output = {};  // of Y; absent: dtype
+  std::optional<BiasTable> bias_table = {};  // of the tokens before a row; not with prefixes
+  std::optional<int64_t> max_distance = {};  // of bias_table
+  std::optional<DType> output = {};          // of Y; absent: dtype
   bool wants_lse = false;
   // If all items lie in pages of this many tokens that have numbers, see page_ids(); else 0, and
   // no device computes the call.
@@ -105,11 +107,12 @@ Problem ProblemOf(const RaggedCall& call, const RaggedItem& item);
 // threads.
 inline constexpr int64_t kRaggedChunk = 2048;
 
-// Returns the operator: kQ [sum of rows, Hq, D] and kHeadSink [Hq] give kY [sum of rows, Hq, Dv]
+// Returns the operator: kQ [sum of rows, Hq, D], kHeadSink [Hq] and kBiasTable [N, Hq] give kY [sum of rows, Hq, Dv]
 // and kLse [sum of rows, Hq]. A row that sees nothing gives zeros and -inf, or the sink as lse.
 // InvalidArgument for a scale or softcap that is not allowed; ResourceExhausted if sizes overflow
 // 64 bits. A device computes it if its backend has a RaggedDevice that supports it. REQUIRES:
-// counts are at least 0, head sizes and heads at least 1; heads come first with one item alone;
+// counts are at least 0, head sizes and heads at least 1; heads come first with one item alone; a
+// bias table is valid;
 // `source` outlives all runs.
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(
     RaggedCall call, const RaggedSource& source);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -395,6 +396,169 @@ TEST(LayerTest, ReadsRowsThatAreApart) {
     RunOperator(*op, ArgumentsOf(c, t, got), {});
     EXPECT_TRUE(SameBits("Y", got.y, RunLayer(c, t, {}).y));
   }
+}
+
+// A cache in plain memory.
+class MemoryCache final : public LayerCache, private RaggedSource {
+ public:
+  MemoryCache(const LayerCase& c)
+      : keys_(c.dtype, {1, c.queries, c.kv_heads(), c.head_size()}),
+        values_(c.dtype, {1, c.queries, c.kv_heads(), c.value_head_size()}) {}
+
+  // Begins a call of `rows` tokens.
+  void Begin(RaggedCall call) {
+    position_ = length_;
+    call.items[0].position = position_;
+    call.items[0].keys = position_ + call.items[0].rows;
+    rows_ = call.items[0].rows;
+    attention_ = MakeRaggedAttention(call, *this).value();
+  }
+
+  int64_t position() const override { return position_; }
+  int64_t append_bytes() const override { return 100; }
+  void Append(const std::byte* keys, const std::byte* values,
+              absl::Span<std::byte> workspace) override {
+    EXPECT_EQ(length_, position_) << "appended twice";
+    EXPECT_EQ(workspace.size(), 100u);
+    std::fill(workspace.begin(), workspace.end(), std::byte{0xFF});
+    Add(keys, keys_);
+    Add(values, values_);
+    length_ += rows_;
+  }
+  const TensorOperator& attention() const override { return *attention_; }
+
+ private:
+  TensorView keys(int64_t) const override { return HeadsOf(keys_); }
+  TensorView values(int64_t) const override { return HeadsOf(values_); }
+  bool has_failed(int64_t) const override { return false; }
+
+  void Add(const std::byte* rows, Tensor& to) const {
+    const int64_t bytes = to.dims()[2] * to.dims()[3] * SizeOf(to.dtype());
+    std::memcpy(to.MutableView().data + length_ * bytes, rows, rows_ * bytes);
+  }
+  // [1, Hkv, tokens, size] of [1, tokens, Hkv, size].
+  TensorView HeadsOf(const Tensor& tensor) const {
+    TensorView view = tensor.View();
+    std::swap(view.dims[1], view.dims[2]);
+    std::swap(view.strides[1], view.strides[2]);
+    view.dims[2] = length_;
+    return view;
+  }
+
+  Tensor keys_, values_;
+  std::shared_ptr<const TensorOperator> attention_;
+  int64_t rows_ = 0, position_ = 0, length_ = 0;
+};
+
+// A call for each of the lengths, which sum to the queries, gives what one call gives.
+void ExpectSteps(LayerCase c, const std::vector<int64_t>& lengths) {
+  c.batch = 1;
+  c.is_causal = true;
+  c.wants_weights = c.wants_averaged_weights = false;
+  c.queries = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  const LayerTensors t = RandomLayer(c, 8);
+  const LayerWant want = WantOf(c, t);
+  const auto layer = MakeLayerOf(c, t);
+  ASSERT_TRUE(CheckCache(*layer).ok());
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(absl::StrCat(NameOf(c.dtype), " on ", target.Name()));
+    MemoryCache cache(c);
+    Got got = OutputsOf(c);
+    Arguments arguments = ArgumentsOf(c, t, got);
+    for (const int64_t rows : lengths) {
+      LayerCase step = c;
+      step.queries = rows;
+      LayerCall call = CallOf(step);
+      const auto attention = CachedAttentionOf(layer, call);
+      ASSERT_TRUE(attention.ok()) << attention.status();
+      cache.Begin(*attention);
+      call.cache = &cache;
+      const auto op = MakeLayerCall(layer, call);
+      ASSERT_TRUE(op.ok()) << op.status();
+      RunOperator(**op, arguments, target.Options(/*threads=*/2));
+      arguments.inputs[Role::kQ].data += rows * c.config.embed_size * SizeOf(c.dtype);
+      arguments.outputs[Role::kY].data += rows * c.y_size() * SizeOf(c.dtype);
+    }
+    EXPECT_TRUE(IsClose(c.dtype, got.y, want.y, want.most_score));
+    EXPECT_TRUE(got.y.GapsIntact());
+  }
+}
+
+TEST(LayerCacheTest, StepsAreTheDefinitionInEveryType) {
+  LayerCase llama{.has_biases = false, .has_norms = true, .has_sinks = true};
+  llama.config = {.embed_size = 40, .query_heads = 6, .kv_heads = 2, .head_size = 10};
+  llama.config.rope_theta = 10000;
+  LayerCase partial = llama;
+  partial.config.interleaved = true;
+  partial.config.rotary_embedding_dim = 4;
+  const LayerCase gpt2{.transposed = true};
+  LayerCase t5{.has_biases = false, .buckets = 8};
+  t5.config.scale = 1;
+  t5.config.max_distance = 16;
+  LayerCase encoded;
+  encoded.config.positional_base = 100;
+  encoded.config.value_head_size = 3;
+  LayerCase bare{.has_q = false, .has_k = false, .has_v = false, .has_o = false};
+  bare.has_biases = false;
+  bare.config.rope_theta = 50;
+  for (const DType dtype : kTypes) {
+    for (LayerCase c : {llama, partial, gpt2, t5, encoded, bare}) {
+      c.dtype = dtype;
+      c.weight = dtype;
+      ExpectSteps(c, {5, 1, 1, 3, 1});
+      ExpectSteps(c, {1, 1, 9});
+    }
+  }
+}
+
+// Keys beyond the chunks that a row's keys are divided into.
+TEST(LayerCacheTest, BiasesByDistanceReachFarTokens) {
+  LayerCase c{.has_biases = false, .buckets = 8};
+  c.config = {.embed_size = 4, .query_heads = 2, .max_distance = 3000};
+  ExpectSteps(c, {2 * kRaggedChunk + 70, 1, 3});
+}
+
+TEST(LayerCacheTest, ErrorsNameWhatACacheDoesNotAllow) {
+  const auto error = [](const LayerCase& c, const std::function<void(LayerCall&)>& change) {
+    const auto layer = MakeLayerOf(c, RandomLayer(c, 1));
+    LayerCall call;
+    call.inputs[Role::kQ] = TensorSpec{c.dtype, {1, 3, c.config.embed_size}};
+    call.is_causal = true;
+    change(call);
+    const auto attention = CachedAttentionOf(layer, call);
+    EXPECT_EQ(attention.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(attention.status().message());
+  };
+  const auto given = [](Role role, DType dtype, Shape shape) {
+    return [=](LayerCall& call) { call.inputs[role] = TensorSpec{dtype, shape}; };
+  };
+  LayerCase c;
+  c.config.pad_token_id = 0;
+  const std::pair<std::string, std::function<void(LayerCall&)>> calls[] = {
+      {"key is given", given(Role::kK, DType::kFloat32, {1, 3, 24})},
+      {"value is given", given(Role::kV, DType::kFloat32, {1, 3, 24})},
+      {"attn_mask is given", given(Role::kMask, DType::kBool, {3, 3})},
+      {"nonpad_kv_seqlen is given", given(Role::kKeyLengths, DType::kInt64, {1})},
+      {"input_ids is given", given(kInputIds, DType::kInt64, {1, 3})},
+      {"dropout_probability is given", [](LayerCall& call) { call.dropout = Dropout{0.5, 1}; }},
+      {"output weights is requested", [](LayerCall& call) { call.wants_weights = true; }},
+      {"output weights is requested", [](LayerCall& call) { call.wants_averaged_weights = true; }},
+      {"is_causal is false", [](LayerCall& call) { call.is_causal.reset(); }},
+      {"query has shape [2, 3, 24]; with a cache it must be [1, Sq, 24] with a token",
+       given(Role::kQ, DType::kFloat32, {2, 3, 24})},
+      {"query has shape [1, 0, 24]", given(Role::kQ, DType::kFloat32, {1, 0, 24})}};
+  for (const auto& [message, change] : calls) EXPECT_THAT(error(c, change), HasSubstr(message));
+
+  LayerCase additive = c, cross = c, extra = c;
+  additive.config.score_function = ScoreFunction::kAdditive;
+  cross.config.key_embed_size = 17;
+  extra.has_extra_key = true;
+  const auto none = [](LayerCall&) {};
+  EXPECT_THAT(error(additive, none), HasSubstr("additive scores"));
+  EXPECT_EQ(error(cross, none),
+            "the layer has key_embed_size 17 and embed_size 24; with a cache the layer is "
+            "self-attention");
+  EXPECT_THAT(error(extra, none), HasSubstr("bias_k"));
 }
 
 std::string ErrorOf(const LayerConfig& config, const LayerWeights& weights) {
