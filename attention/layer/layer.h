@@ -13,8 +13,8 @@
 // for the decoder's state, Wk = W1, no Wv, additive scores and additive_weight v; "concat" likewise
 // with W cut in two. There is no residual and no LayerNorm.
 //
-// CPU only: no device has a form of a layer. Gradients: attention.h has them for Q, K and V; a layer
-// has none.
+// CPU only: no device has a form of a layer. Gradients: attention.h has them for Q, K and V; a
+// layer has none.
 #ifndef RAPT_ATTENTION_LAYER_LAYER_H_
 #define RAPT_ATTENTION_LAYER_LAYER_H_
 

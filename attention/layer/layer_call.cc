@@ -163,7 +163,8 @@ absl::Status CheckCachedCall(const LayerShape& s, const LayerCall& call) {
       {s.dropout.has_value(), "dropout_probability is given; there is no dropout with a cache"},
       {s.wants_weights || s.wants_averaged_weights,
        "output weights is requested; with a cache there is only Y"},
-      {!s.is_causal, "is_causal is false; keys of a layer with a cache are those of earlier tokens"},
+      {!s.is_causal,
+       "is_causal is false; keys of a layer with a cache are those of earlier tokens"},
   };
   for (const auto& [is_given, what] : refused) {
     if (is_given) return Invalid(what);

@@ -18,9 +18,7 @@ constexpr int64_t kNormRows = 256;
 size_t Index(Matrix m) { return static_cast<size_t>(m); }
 
 // The rows of a batch row that a matrix multiplies.
-int64_t RowsOf(const LayerShape& s, Matrix m) {
-  return m == Matrix::kQuery ? s.queries : s.tokens;
-}
+int64_t RowsOf(const LayerShape& s, Matrix m) { return m == Matrix::kQuery ? s.queries : s.tokens; }
 
 // Whether the input is given: key defaults to query, value to key.
 bool IsGiven(const LayerShape& s, Matrix m) {
@@ -195,7 +193,8 @@ void LayerHeads::RunPart(const Parts& parts, Step step, int64_t task, const Argu
     Arguments own;
     own.inputs[kTokens].data = step == Step::kEncode ? arguments.inputs[RoleOf(m)].data
                                                      : ProjectedOf(m, arguments, workspace);
-    own.outputs[Role::kY].data = (step == Step::kEncode ? encoded_ : heads_)[Index(m)]->In(workspace);
+    own.outputs[Role::kY].data =
+        (step == Step::kEncode ? encoded_ : heads_)[Index(m)]->In(workspace);
     return part.op->RunTask(part.plan, own, workspace + part.workspace, 0, task, worker,
                             checkpoint);
   }
@@ -207,8 +206,8 @@ void LayerHeads::Project(const Tasks& tasks, int64_t task, const Arguments& argu
   for (const Matrix m : kProjected) {
     const Projection& projection = tasks.projections[Index(m)];
     if (task < projection.tasks()) {
-      return projection.Run(tasks.kernel, InputOf(m, arguments, workspace),
-                            OutputOf(m, workspace), task, scratch, checkpoint);
+      return projection.Run(tasks.kernel, InputOf(m, arguments, workspace), OutputOf(m, workspace),
+                            task, scratch, checkpoint);
     }
     task -= projection.tasks();
   }

@@ -126,9 +126,7 @@ class Run {
                                              : a_.outputs[Role::kY].data;
   }
   std::byte* Parts() const { return workspace_ + plan_.parts_begin; }
-  std::byte* Scratch() const {
-    return Parts() + worker_ * plan_.heads.kernel.scratch_bytes;
-  }
+  std::byte* Scratch() const { return Parts() + worker_ * plan_.heads.kernel.scratch_bytes; }
 
   void HeadsTask(LayerHeads::Step step, int64_t task) const {
     arrays_.heads.RunTask(plan_.heads, step, task, a_, workspace_, Scratch(), worker_, checkpoint_);
@@ -194,9 +192,8 @@ class Run {
       const std::array<int64_t, 4> dims = {s_.batch, h.heads, s_.queries, s_.keys()};
       a.outputs[Role::kScores] = {WeightsAt(), s_.dtype, dims, RowMajorStrides(dims)};
     }
-    plan_.attention.routing.backend->RunTask(plan_.attention, a, Parts(),
-                                             stage - plan_.attention_stage, task, worker_,
-                                             checkpoint_);
+    plan_.attention.routing.backend->RunTask(
+        plan_.attention, a, Parts(), stage - plan_.attention_stage, task, worker_, checkpoint_);
   }
 
   void ProjectOutput(int64_t task) const {
@@ -282,8 +279,8 @@ class LayerOperator final : public TensorOperator {
     const ProjectionKernels& kernels = ProjectionKernelsOf(plan.isa);
     const bool is_fp64 = s_.dtype == DType::kFloat64 || plan.isa.empty();
     layer->parts_begin = arrays_.arena.bytes();
-    layer->heads = arrays_.heads.MakeTasks(is_fp64 ? kernels.fp64 : kernels.fp32, plan,
-                                           layer->parts_begin);
+    layer->heads =
+        arrays_.heads.MakeTasks(is_fp64 ? kernels.fp64 : kernels.fp32, plan, layer->parts_begin);
     layer->attention = PartPlan(plan);
     if (s_.cache == nullptr) {
       layer->attention.problem = AttentionOf(s_);

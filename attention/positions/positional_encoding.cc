@@ -151,8 +151,8 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakePositionalEncoding(
   }
   using Made = std::shared_ptr<const TensorOperator>;
   if (!table) {
-    return Made(std::make_shared<const PositionalEncoding>(*x, std::nullopt, base,
-                                                           call.first_position));
+    return Made(
+        std::make_shared<const PositionalEncoding>(*x, std::nullopt, base, call.first_position));
   }
   if (auto bytes = ByteSize("table", *table); !bytes.ok()) return bytes.status();
   if (absl::Status status = CheckTable(*table, *x); !status.ok()) return status;

@@ -19,8 +19,8 @@ struct PositionalEncodingCall {
   // kTokens is X, [..., S, E]; kTokenTable is a table of learned encodings, [M, E] with M >= S, in
   // FP32 or X's type.
   InputMap<std::optional<TensorSpec>> inputs;
-  // Without a table, token s has PE[p, 2i] = sin(p * base^(-2i / E)), PE[p, 2i + 1] = cos(the same),
-  // where p is first_position + s.
+  // Without a table, token s has PE[p, 2i] = sin(p * base^(-2i / E)), PE[p, 2i + 1] = cos(the
+  // same), where p is first_position + s.
   std::optional<double> base = std::nullopt;  // absent: kDefaultBase
   int64_t first_position = 0;                 // at least 0
 };

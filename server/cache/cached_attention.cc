@@ -310,6 +310,8 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> CachedAttention::Open(
 
   ragged_.scale = call_.scale;
   ragged_.softcap = call_.softcap;
+  ragged_.bias_table = call_.bias_table;
+  ragged_.max_distance = call_.max_distance;
   ragged_.output = call_.output;
   ragged_.wants_lse = call_.wants_lse;
   ragged_.heads_first = call_.q.heads_first;
@@ -332,9 +334,22 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   request.inputs[Role::kHeadSink] = call_.head_sink.bytes;
   request.prepared_bytes = call_.k.bytes.size + call_.v.bytes.size;
   request.leaves_thread = call_.k.bytes.on_device() || call_.v.bytes.on_device();
-  request.preparation_bytes = StoredBytes(call_.k, token_.q8_0) + StoredBytes(call_.v, token_.q8_0);
+  request.preparation_bytes = append_bytes();
   request.prepare = [this, &store](absl::Span<std::byte> memory) { return Append(store, memory); };
   return request;
+}
+
+int64_t CachedAttention::append_bytes() const {
+  return StoredBytes(call_.k, token_.q8_0) + StoredBytes(call_.v, token_.q8_0);
+}
+
+absl::Status CachedAttention::AppendComputed(CacheStore& store, const std::byte* k,
+                                             const std::byte* v, absl::Span<std::byte> memory) {
+  call_.k.bytes.data = k;
+  call_.v.bytes.data = v;
+  absl::Status status = Append(store, memory);
+  if (!status.ok()) results_.assign(call_.items.size(), AppendResult{.status = status});
+  return status;
 }
 
 absl::Status CachedAttention::Append(CacheStore& store, absl::Span<std::byte> memory) {

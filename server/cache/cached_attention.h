@@ -48,6 +48,8 @@ struct AttendCall {
   CallTensor head_sink = {"head_sink"};
   std::optional<double> scale = {};
   double softcap = 0;
+  std::optional<BiasTable> bias_table = {};  // with one item alone
+  std::optional<int64_t> max_distance = {};  // of it
   std::optional<int64_t> left_window = {};
   bool wants_lse = false;
   bool lse_heads_first = false;  // lse is [Hq, R], not [R, Hq]
@@ -71,6 +73,11 @@ class CachedAttention final : public RaggedSource {
                                                              const std::string& owner,
                                                              AttendCall call,
                                                              CacheStore::Leases leases);
+  // After Open(), for k and v that the request's own tasks compute, in the layouts of the call:
+  // appends them, before the operator runs. An error fails every item. `memory` has append_bytes().
+  absl::Status AppendComputed(CacheStore& store, const std::byte* k, const std::byte* v,
+                              absl::Span<std::byte> memory);
+  int64_t append_bytes() const;
   // The call after Open(), and what it found.
   const AttendCall& call() const { return call_; }
   const RaggedCall& ragged() const { return ragged_; }

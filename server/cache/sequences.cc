@@ -46,7 +46,7 @@ void Sequences::Enter(const std::string& owner, SequenceCall call, Run run) {
   {
     MutexLock lock(mutex_);
     RemoveDead();
-    const auto [place, is_new] = sequences_.try_emplace({owner, call.id});
+    const auto [place, is_new] = sequences_.try_emplace(Key{owner, call.scope, call.id});
     sequence = &place->second;
     if (is_new) sequence->place = place;
     sequence->waiting.push_back({std::move(call), std::move(run), sequence->has_turn});
@@ -60,6 +60,7 @@ bool Sequences::TakeNext(Sequence& sequence, Waiting& next) {
   MutexLock lock(mutex_);
   if (sequence.waiting.empty()) {
     sequence.has_turn = false;
+    if (sequence.is_ending) Close(sequence);
     if (sequence.cache.empty()) sequences_.erase(sequence.place);
     return false;
   }
@@ -93,8 +94,21 @@ void Sequences::Leave(Sequence& sequence) {
   BeginTurns(sequence);
 }
 
+void Sequences::EndAll(uint64_t scope) {
+  MutexLock lock(mutex_);
+  for (auto next = sequences_.begin(); next != sequences_.end();) {
+    const auto place = next++;
+    Sequence& sequence = place->second;
+    if (place->first.scope != scope) continue;
+    sequence.is_ending = true;
+    if (sequence.has_turn) continue;
+    Close(sequence);
+    sequences_.erase(place);
+  }
+}
+
 absl::StatusOr<std::string> Sequences::CacheFor(Sequence& sequence, const SequenceCall& call) {
-  const std::string& owner = sequence.place->first.first;
+  const std::string& owner = sequence.place->first.owner;
   if (call.starts) {
     Close(sequence);
     absl::StatusOr<CacheInfo> made = store_.Create(owner, call.spec);
@@ -109,7 +123,7 @@ absl::StatusOr<std::string> Sequences::CacheFor(Sequence& sequence, const Sequen
 }
 
 void Sequences::Close(Sequence& sequence) {
-  const std::string& owner = sequence.place->first.first;
+  const std::string& owner = sequence.place->first.owner;
   const std::string cache = std::exchange(sequence.cache, "");
   // Its lease may have run out, which is no refusal to be counted.
   if (store_.Has(owner, cache)) store_.Close(owner, {&cache, 1}).IgnoreError();
@@ -119,7 +133,7 @@ void Sequences::RemoveDead() {
   if (sequences_.size() <= most_) return;
   for (auto next = sequences_.begin(); next != sequences_.end();) {
     const auto place = next++;
-    if (place->second.has_turn || store_.Has(place->first.first, place->second.cache)) continue;
+    if (place->second.has_turn || store_.Has(place->first.owner, place->second.cache)) continue;
     sequences_.erase(place);
   }
   most_ = std::max(kFewSequences, 2 * sequences_.size());

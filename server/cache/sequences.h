@@ -25,6 +25,7 @@ std::string ToString(const SequenceId& id);
 // One call of a sequence.
 struct SequenceCall {
   SequenceId id = {};
+  uint64_t scope = 0;   // sequences of different scopes have ids of their own
   bool starts = false;  // a new sequence, in place of a running one
   bool ends = false;    // the sequence, after this call
   CacheSpec spec = {};  // of the cache of a call that starts
@@ -77,12 +78,20 @@ class Sequences {
   // thread that ends the turn before it.
   void Enter(const std::string& owner, SequenceCall call, Run run);
 
+  // Ends the sequences of a scope, each when none of its calls runs or waits.
+  void EndAll(uint64_t scope);
+
   CacheStore& store() const { return store_; }
   // The records, also of sequences whose lease has run out.
   size_t size() const;
 
  private:
-  using Key = std::pair<std::string, SequenceId>;  // owner and id
+  struct Key {
+    std::string owner;
+    uint64_t scope;
+    SequenceId id;
+    auto operator<=>(const Key&) const = default;
+  };
   struct Waiting {
     SequenceCall call;
     Run run;
@@ -92,6 +101,7 @@ class Sequences {
     std::map<Key, Sequence>::iterator place;
     std::string cache;  // empty: none. Of whoever has the turn; without turns, of the mutex
     std::deque<Waiting> waiting;
+    bool is_ending = false;     // after its last call
     bool has_turn = false;      // a call has its turn, or is about to
     bool is_beginning = false;  // its `run` has not returned yet
     bool has_left = false;      // and its turn is over already

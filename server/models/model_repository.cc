@@ -85,8 +85,7 @@ absl::Status ModelRepository::CheckName(absl::string_view name) const {
   return Invalid("model '", name, "' is built in or reserved; it can't be loaded or unloaded");
 }
 
-absl::StatusOr<std::shared_ptr<const ServedLayer>> ModelRepository::Make(
-    const std::string& name) const {
+absl::StatusOr<ModelInfoPtr> ModelRepository::Make(const std::string& name) {
   const absl::StatusOr<LayerFiles> files = ReadLayerFiles(PathOf(name));
   if (!files.ok()) return files.status();
   const absl::StatusOr<int64_t> bytes = LayerBytes(files->config, files->weights);
@@ -99,8 +98,8 @@ absl::StatusOr<std::shared_ptr<const ServedLayer>> ModelRepository::Make(
   charged->memory = *std::move(memory);
   charged->layer = *std::move(layer);
   const Layer* const packed = charged->layer.get();
-  return std::make_shared<const ServedLayer>(
-      ServedLayer{std::make_shared<const std::string>(name), {std::move(charged), packed}});
+  return std::make_shared<const ModelInfo>(
+      LayerModel(name, {std::move(charged), packed}, ++loads_));
 }
 
 void ModelRepository::ForgetRemoved() {
@@ -131,7 +130,7 @@ absl::Status ModelRepository::Load(const std::string& name) {
   }
   const SteadyClock clock;
   const Instant begin = clock.Now();
-  absl::StatusOr<std::shared_ptr<const ServedLayer>> made = Make(name);
+  absl::StatusOr<ModelInfoPtr> made = Make(name);
   if (!made.ok()) {
     return absl::Status(made.status().code(),
                         absl::StrCat("model '", name, "': ", made.status().message()));
@@ -148,7 +147,7 @@ absl::Status ModelRepository::Load(const std::string& name) {
 absl::Status ModelRepository::Unload(const std::string& name) {
   if (absl::Status status = CheckName(name); !status.ok()) return status;
   MutexLock loading(loading_);
-  std::shared_ptr<const ServedLayer> unloaded;
+  ModelInfoPtr unloaded;
   {
     MutexLock lock(mutex_);
     const auto model = models_.find(name);
@@ -171,14 +170,14 @@ absl::Status ModelRepository::LoadAll(absl::FunctionRef<bool()> stop_requested) 
   return absl::OkStatus();
 }
 
-std::shared_ptr<const ServedLayer> ModelRepository::Find(absl::string_view name) const {
+ModelInfoPtr ModelRepository::Find(absl::string_view name) const {
   MutexLock lock(mutex_);
   const auto model = models_.find(name);
   return model == models_.end() ? nullptr : model->second;
 }
 
-std::vector<std::shared_ptr<const ServedLayer>> ModelRepository::loaded() const {
-  std::vector<std::shared_ptr<const ServedLayer>> loaded;
+std::vector<ModelInfoPtr> ModelRepository::loaded() const {
+  std::vector<ModelInfoPtr> loaded;
   MutexLock lock(mutex_);
   for (const auto& [name, layer] : models_) {
     if (layer != nullptr) loaded.push_back(layer);

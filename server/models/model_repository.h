@@ -12,18 +12,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "attention/layer/layer.h"
 #include "base/mutex.h"
 #include "server/admission/gate.h"
+#include "server/models/model_info.h"
 
 namespace rapt {
-
-// A layer that is served. Its weights stay, and stay charged to the budget, until the last call
-// that holds it has ended.
-struct ServedLayer {
-  std::shared_ptr<const std::string> name;  // of the model
-  std::shared_ptr<const Layer> layer;       // together with its memory
-};
 
 // Thread-safe. Loading and unloading wait for each other and may take seconds; the other functions
 // do not wait for them.
@@ -66,18 +59,19 @@ class ModelRepository {
   absl::Status Unload(const std::string& name);
 
   // Returns null unless the model is loaded.
-  std::shared_ptr<const ServedLayer> Find(absl::string_view name) const;
+  ModelInfoPtr Find(absl::string_view name) const;
   // Returns the models that are loaded, by name.
-  std::vector<std::shared_ptr<const ServedLayer>> loaded() const;
+  std::vector<ModelInfoPtr> loaded() const;
   // Returns these, and those that were unloaded and whose folder exists.
   std::vector<Entry> Describe() const;
 
  private:
-  using Models = std::map<std::string, std::shared_ptr<const ServedLayer>, std::less<>>;
+  using Models = std::map<std::string, ModelInfoPtr, std::less<>>;
 
   absl::StatusOr<std::vector<std::string>> Folders() const;
   absl::Status CheckName(absl::string_view name) const;
-  absl::StatusOr<std::shared_ptr<const ServedLayer>> Make(const std::string& name) const;
+  absl::StatusOr<ModelInfoPtr> Make(const std::string& name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(loading_);
   // Forgets models that were unloaded and whose folder does not exist.
   void ForgetRemoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(loading_);
   std::string PathOf(const std::string& name) const;
@@ -85,6 +79,7 @@ class ModelRepository {
   const Options options_;
   AdmissionGate& gate_;
   Mutex loading_;  // held while a model is loaded or unloaded
+  uint64_t loads_ ABSL_GUARDED_BY(loading_) = 0;
   mutable Mutex mutex_;
   Models models_ ABSL_GUARDED_BY(mutex_);  // null: unloaded
 };

@@ -71,7 +71,7 @@ RULES = {
     "server/wire/http/": ("server/wire/*.h", "server/calls/", "server/protocols/*.h", *VALUES, "base/"),
     "server/shared_memory/": ("base/",),
     "server/cache/": (*VALUES, ATTENTION, "base/"),
-    "server/models/": ("server/admission/", "attention/layer/files/", ATTENTION, "base/"),
+    "server/models/": ("server/request.h", "server/admission/", "attention/layer/files/", ATTENTION, "base/"),
     "server/admission/": (*VALUES, ATTENTION, "base/"),
     "server/execution/": (*VALUES, ATTENTION, "base/"),
     "server/metrics/": (*VALUES, "server/calls/", ATTENTION, "base/"),

@@ -107,13 +107,12 @@ Problem ProblemOf(const RaggedCall& call, const RaggedItem& item);
 // threads.
 inline constexpr int64_t kRaggedChunk = 2048;
 
-// Returns the operator: kQ [sum of rows, Hq, D], kHeadSink [Hq] and kBiasTable [N, Hq] give kY [sum of rows, Hq, Dv]
-// and kLse [sum of rows, Hq]. A row that sees nothing gives zeros and -inf, or the sink as lse.
-// InvalidArgument for a scale or softcap that is not allowed; ResourceExhausted if sizes overflow
-// 64 bits. A device computes it if its backend has a RaggedDevice that supports it. REQUIRES:
-// counts are at least 0, head sizes and heads at least 1; heads come first with one item alone; a
-// bias table is valid;
-// `source` outlives all runs.
+// Returns the operator: kQ [sum of rows, Hq, D], kHeadSink [Hq] and kBiasTable [N, Hq] give kY [sum
+// of rows, Hq, Dv] and kLse [sum of rows, Hq]. A row that sees nothing gives zeros and -inf, or the
+// sink as lse. InvalidArgument for a scale or softcap that is not allowed; ResourceExhausted if
+// sizes overflow 64 bits. A device computes it if its backend has a RaggedDevice that supports it.
+// REQUIRES: counts are at least 0, head sizes and heads at least 1; heads come first with one item
+// alone; a bias table is valid; `source` outlives all runs.
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(
     RaggedCall call, const RaggedSource& source);
 

@@ -487,16 +487,27 @@ absl::Status PlaceOutputs(const InferFields& fields, SharedTensors& shared_tenso
   return CheckResponseSize(in_message);
 }
 
-// Reads a call of attention_session. Without Q it has no outputs.
-absl::Status ReadSession(const ModelInferRequest& message, const Calls& calls,
-                         DecodedInfer& decoded) {
+absl::StatusOr<SessionCall> MakeSession(const ModelInfo& model, const Residence& residence,
+                                        Calls& calls, const InputMap<InputBytes>& inputs) {
+  if (model.layer == nullptr) return MakeSessionCall(calls.session, calls.attention, inputs);
+  if (!residence.sequence_lease) {
+    return absl::UnimplementedError("not supported: sequences need --kv_cache_bytes");
+  }
+  calls.layer.inputs = calls.attention.inputs;
+  return MakeLayerSession(calls.session, model, calls.layer, inputs);
+}
+
+// Reads a call of a sequence. Without queries it has no outputs.
+absl::Status ReadSession(const ModelInferRequest& message, const ModelInfo& model,
+                         const Residence& residence, Calls& calls, DecodedInfer& decoded) {
   absl::StatusOr<SessionCall> session =
-      MakeSessionCall(calls.session, calls.attention, decoded.request.inputs);
+      MakeSession(model, residence, calls, decoded.request.inputs);
   if (!session.ok()) return session.status();
   if (!session->attend.q.spec) {
     if (message.outputs_size() > 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("output ", message.outputs(0).name(), " is requested; it needs input Q"));
+      return absl::InvalidArgumentError(absl::StrCat("output ", message.outputs(0).name(),
+                                                     " is requested; it needs input ",
+                                                     model.inputs.front().name));
     }
     decoded.outputs.clear();
   }
@@ -591,8 +602,10 @@ absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fiel
   absl::Status status =
       ReadInputs(*fields, **info, shared_tensors, calls.attention, decoded.request);
   decoded.request.owner = fields;  // the request reads small typed contents in it
-  if (status.ok() && model == Model::kAttentionSession) {
-    status = ReadSession(message, calls, decoded);
+  const bool is_session =
+      model == Model::kAttentionSession || (model == Model::kLayer && calls.session.given());
+  if (status.ok() && is_session) {
+    status = ReadSession(message, **info, residence, calls, decoded);
     decoded.fields = std::move(fields);
     decoded.shared_tensors = std::make_unique<SharedTensors>(std::move(shared_tensors));
   } else if (status.ok()) {
@@ -609,6 +622,7 @@ absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fiel
 
 absl::Status CompleteSession(Request started, DecodedInfer& decoded) {
   const Request& read = decoded.request;
+  started.model = read.model;
   started.owner = read.owner;
   started.deadline = read.deadline;
   started.priority = read.priority;

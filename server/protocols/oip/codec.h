@@ -32,7 +32,7 @@ struct DecodedInfer {
   Request request;
   std::vector<RequestedOutput> outputs;  // in the requested order
   std::string id;
-  // Of attention_session: `request` has neither inputs nor an operator until CompleteSession().
+  // Of a sequence: `request` has neither inputs nor an operator until CompleteSession().
   std::optional<SessionCall> session = {};
   std::unique_ptr<SharedTensors> shared_tensors = {};  // of a session
   std::shared_ptr<const InferFields> fields = {};      // likewise

@@ -1,5 +1,7 @@
 #include "server/protocols/oip/model.h"
 
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -90,22 +92,6 @@ ModelInfo AttentionSession() {
   return model;
 }
 
-ModelInfoPtr LayerModel(const ServedLayer& served) {
-  const LayerConfig& config = served.layer->config();
-  const DType dtype = served.layer->dtype();
-  auto model = std::make_shared<ModelInfo>(
-      ModelInfo{.model = ModelId(served.name), .inputs = {}, .outputs = {}, .layer = served.layer});
-  model->inputs = {{"query", Role::kQ, dtype, 3, true, false, config.embed_size},
-                   {"key", Role::kK, dtype, 3, false, false, *config.key_embed_size},
-                   {"value", Role::kV, dtype, 3, false, false, *config.value_embed_size},
-                   {"attn_mask", Role::kMask, DType::kBool, 4},
-                   {"nonpad_kv_seqlen", Role::kKeyLengths, DType::kInt64, 1}};
-  if (config.pad_token_id) model->inputs.push_back({"input_ids", kInputIds, DType::kInt64, 2});
-  model->outputs = {{"Y", Role::kY, dtype, 3, true, false, served.layer->output_size()},
-                    {"weights", kLayerWeights, dtype, 4}};
-  return model;
-}
-
 // A pointer to a built-in model.
 ModelInfoPtr Unowned(const ModelInfo& model) { return {std::shared_ptr<void>(), &model}; }
 
@@ -134,6 +120,13 @@ void Configure(const ModelTensor& tensor, TensorConfig& config) {
   for (int axis = 0; axis < tensor.rank; ++axis) config.add_dims(LengthOf(tensor, axis));
 }
 
+// Whether calls of the model are usually those of a sequence.
+bool HasSequences(const ModelInfo& model, const Residence& residence) {
+  if (model.model == Model::kAttentionSession) return true;
+  return model.layer != nullptr && residence.sequence_lease && model.layer->config().is_causal &&
+         CheckCache(*model.layer).ok();
+}
+
 // "'attention', 'a'", as Models() lists them.
 std::string KnownNames(const Residence& residence) {
   std::vector<std::string> names;
@@ -141,8 +134,8 @@ std::string KnownNames(const Residence& residence) {
     names.push_back(absl::StrCat("'", model.name(), "'"));
   }
   if (residence.repository != nullptr) {
-    for (const auto& layer : residence.repository->loaded()) {
-      names.push_back(absl::StrCat("'", *layer->name, "'"));
+    for (const ModelInfoPtr& layer : residence.repository->loaded()) {
+      names.push_back(absl::StrCat("'", layer->name(), "'"));
     }
   }
   return absl::StrJoin(names, ", ");
@@ -163,7 +156,7 @@ std::vector<ModelInfoPtr> Models(const Residence& residence) {
   std::vector<ModelInfoPtr> models;
   for (const ModelInfo& model : BuiltInModels(residence)) models.push_back(Unowned(model));
   if (residence.repository == nullptr) return models;
-  for (const auto& layer : residence.repository->loaded()) models.push_back(LayerModel(*layer));
+  for (ModelInfoPtr& layer : residence.repository->loaded()) models.push_back(std::move(layer));
   return models;
 }
 
@@ -174,8 +167,7 @@ absl::StatusOr<ModelInfoPtr> FindModel(absl::string_view name, absl::string_view
     if (model.name() == name) found = Unowned(model);
   }
   if (found == nullptr && residence.repository != nullptr) {
-    const auto layer = residence.repository->Find(name);
-    if (layer != nullptr) found = LayerModel(*layer);
+    found = residence.repository->Find(name);
   }
   if (found == nullptr) {
     return absl::NotFoundError(
@@ -218,7 +210,7 @@ inference::ModelConfig Configure(const ModelInfo& model, const Residence& reside
   for (const ModelTensor& output : model.outputs) {
     if (!output.unlisted) Configure(output, *config.add_output());
   }
-  if (model.model == Model::kAttentionSession) {
+  if (HasSequences(model, residence)) {
     const auto idle =
         std::chrono::duration_cast<std::chrono::microseconds>(*residence.sequence_lease);
     config.mutable_sequence_batching()->set_max_sequence_idle_microseconds(

@@ -3,42 +3,20 @@
 #define RAPT_SERVER_PROTOCOLS_OIP_MODEL_H_
 
 #include <chrono>
-#include <cstdint>
-#include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "attention/layer/layer.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "server/models/model_info.h"
 #include "server/models/model_repository.h"
 #include "server/request.h"
 
 namespace rapt::oip {
 
 inline constexpr char kModelVersion[] = "1";
-
-struct ModelTensor {
-  absl::string_view name;
-  Role role;    // in Request
-  DType dtype;  // if several are accepted, the one that tools should use
-  int rank;     // likewise
-  bool required = false;
-  bool unlisted = false;  // as RoleInfo::unlisted
-  int64_t size = -1;      // of the last axis; -1: any
-};
-
-struct ModelInfo {
-  ModelId model;
-  std::vector<ModelTensor> inputs;
-  std::vector<ModelTensor> outputs;
-  std::shared_ptr<const Layer> layer = nullptr;  // of a layer
-
-  absl::string_view name() const { return model.name(); }
-};
 
 // What a server keeps for its callers.
 struct Residence {
@@ -48,8 +26,6 @@ struct Residence {
   // Null: the server has no layers.
   const ModelRepository* repository = nullptr;
 };
-
-using ModelInfoPtr = std::shared_ptr<const ModelInfo>;
 
 // The built-in models, in the order of the enumerators.
 absl::Span<const ModelInfo> BuiltInModels(const Residence& residence);

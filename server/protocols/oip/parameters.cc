@@ -335,22 +335,29 @@ absl::Status ReadSequenceId(absl::string_view name, const InferParameter& value,
   return absl::OkStatus();
 }
 
-bool ReadOfSession(absl::string_view name, const InferParameter& value, Calls& calls,
-                   absl::Status& status) {
-  constexpr absl::string_view kAttributes[] = {"scale", "softcap", "q_num_heads", "kv_num_heads"};
-  if (std::find(std::begin(kAttributes), std::end(kAttributes), name) != std::end(kAttributes)) {
-    return ReadAttribute(name, value, calls.attention, status);
-  }
-  SessionParameters& out = calls.session;
+// Of every model with sequences.
+bool ReadOfSequence(absl::string_view name, const InferParameter& value, SessionParameters& out,
+                    absl::Status& status) {
   const ParameterReader parameter(name, value, status);
   if (name == "sequence_id") {
     status = ReadSequenceId(name, value, out.id);
     return true;
   }
   return parameter.Is("sequence_start", out.starts) || parameter.Is("sequence_end", out.ends) ||
-         parameter.Is("layer", out.layer) || parameter.Is("layers", out.layers) ||
          parameter.Is("position", out.position) ||
          parameter.Is("storage", kStorageNames, out.storage);
+}
+
+bool ReadOfSession(absl::string_view name, const InferParameter& value, Calls& calls,
+                   absl::Status& status) {
+  constexpr absl::string_view kAttributes[] = {"scale", "softcap", "q_num_heads", "kv_num_heads"};
+  if (std::find(std::begin(kAttributes), std::end(kAttributes), name) != std::end(kAttributes)) {
+    return ReadAttribute(name, value, calls.attention, status);
+  }
+  const ParameterReader parameter(name, value, status);
+  return parameter.Is("layer", calls.session.layer) ||
+         parameter.Is("layers", calls.session.layers) ||
+         ReadOfSequence(name, value, calls.session, status);
 }
 
 // The same for any model.
@@ -373,6 +380,7 @@ bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, C
       return ReadOfSession(name, value, calls, status);
     case Model::kLayer:
       return ReadDropout(name, value, calls.layer.dropout, status) ||
+             ReadOfSequence(name, value, calls.session, status) ||
              parameter.Is("is_causal", calls.layer.is_causal) ||
              parameter.Is("average_attn_weights", calls.average_attn_weights);
   }

@@ -44,7 +44,7 @@ struct Calls {
   LshAttentionCall lsh_attention;
   LayerCall layer;
   bool average_attn_weights = false;  // of `layer`
-  SessionParameters session;          // beside those of `attention`
+  SessionParameters session;          // beside those of `attention` or `layer`
 };
 
 // Sets the attributes of the model's call and returns the other parameters. InvalidArgument, naming

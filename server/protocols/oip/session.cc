@@ -1,5 +1,6 @@
 #include "server/protocols/oip/session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -96,6 +97,16 @@ absl::Status ReadQueries(const OperatorCall& read, const InputMap<InputBytes>& i
   return absl::OkStatus();
 }
 
+absl::StatusOr<cache::SequenceCall> ReadSequence(const SessionParameters& parameters,
+                                                 absl::string_view model) {
+  if (!parameters.id) {
+    return Invalid(absl::StrCat("inference request to model '", model,
+                                "' must specify a non-zero or non-empty correlation ID"));
+  }
+  return cache::SequenceCall{
+      .id = *parameters.id, .starts = parameters.starts, .ends = parameters.ends};
+}
+
 // The cache of a call that starts.
 absl::Status ReadSpec(const SessionParameters& parameters, const cache::TokenShape& token,
                       SessionCall& call) {
@@ -136,14 +147,10 @@ absl::Status WithMessage(const absl::Status& status, absl::string_view message) 
 absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
                                             const OperatorCall& read,
                                             const InputMap<InputBytes>& inputs) {
-  if (!parameters.id) {
-    return Invalid(absl::StrCat("inference request to model '", NameOf(Model::kAttentionSession),
-                                "' must specify a non-zero or non-empty correlation ID"));
-  }
-  SessionCall call;
-  call.sequence.id = *parameters.id;
-  call.sequence.starts = parameters.starts;
-  call.sequence.ends = parameters.ends;
+  absl::StatusOr<cache::SequenceCall> sequence =
+      ReadSequence(parameters, NameOf(Model::kAttentionSession));
+  if (!sequence.ok()) return sequence.status();
+  SessionCall call{.sequence = *std::move(sequence)};
   cache::AttendCall& attend = call.attend;
   attend.q.name = "input Q";
   attend.k.name = "input K";
@@ -166,7 +173,32 @@ absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
       "inputs Q, K and V have no tokens; a call needs some, or sequence_end without inputs");
 }
 
+absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters,
+                                             const ModelInfo& model, const LayerCall& read,
+                                             const InputMap<InputBytes>& inputs) {
+  absl::StatusOr<cache::SequenceCall> sequence = ReadSequence(parameters, model.name());
+  if (!sequence.ok()) return sequence.status();
+  SessionCall call{.sequence = *std::move(sequence)};
+  call.sequence.scope = model.load;
+  const bool has_inputs = std::any_of(kInputs.begin(), kInputs.end(),
+                                      [&](Role role) { return read.inputs[role].has_value(); });
+  if (!has_inputs && parameters.ends && !parameters.starts) return call;
+  call.layer = {model.layer, read, inputs[Role::kQ]};
+  absl::StatusOr<cache::AttendCall> attend = cache::AttendCallOf(*call.layer);
+  if (!attend.ok()) return attend.status();
+  call.attend = *std::move(attend);
+  call.attend.items.front().call.at = parameters.position;
+  const Shape& k = call.attend.k.spec->shape;
+  const cache::TokenShape token = {.kv_heads = k[1],
+                                   .head_size = k[2],
+                                   .value_head_size = call.attend.v.spec->shape[2],
+                                   .dtype = call.attend.k.spec->dtype};
+  if (absl::Status status = ReadSpec(parameters, token, call); !status.ok()) return status;
+  return call;
+}
+
 TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& computed) {
+  if (call.layer) return computed;
   const Shape& s = computed.shape;
   if (role == Role::kLse || call.attend.q.heads_first) {
     Shape shape = {1};
@@ -176,12 +208,12 @@ TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& c
   return {computed.dtype, {1, s[0], s[1] * s[2]}};
 }
 
-absl::Status SessionError(const absl::Status& status, const cache::SequenceId& id) {
+absl::Status SessionError(const absl::Status& status, absl::string_view model,
+                          const cache::SequenceId& id) {
   if (status.ok()) return status;
   if (absl::IsNotFound(status) && cache::ReasonOf(status) != cache::Reason::kNone) {
     return Invalid(
-        absl::StrCat("inference request for sequence ", cache::ToString(id), " to model '",
-                     NameOf(Model::kAttentionSession),
+        absl::StrCat("inference request for sequence ", cache::ToString(id), " to model '", model,
                      "' must specify the START flag on the first request of the sequence"));
   }
   absl::string_view message = absl::StripPrefix(status.message(), "items[0]: ");

@@ -1,4 +1,5 @@
-// Calls of the model attention_session: their parameters and tensors, and the answers to them.
+// Calls of sequences, of attention_session and of layers: their parameters and tensors, and the
+// answers to them.
 #ifndef RAPT_SERVER_PROTOCOLS_OIP_SESSION_H_
 #define RAPT_SERVER_PROTOCOLS_OIP_SESSION_H_
 
@@ -10,7 +11,9 @@
 #include "absl/strings/string_view.h"
 #include "attention/operator.h"
 #include "server/cache/cached_attention.h"
+#include "server/cache/cached_layer.h"
 #include "server/cache/sequences.h"
+#include "server/models/model_info.h"
 #include "server/request.h"
 
 namespace rapt::oip {
@@ -19,7 +22,7 @@ namespace rapt::oip {
 enum class Storage : uint8_t { kPlain, kInt8 };
 inline constexpr absl::string_view kStorageNames[] = {"plain", "int8"};
 
-// The parameters of the model alone.
+// The parameters of calls of sequences alone. A layer has neither `layer` nor `layers`.
 struct SessionParameters {
   std::optional<cache::SequenceId> id = {};  // absent also for 0 and ""
   bool starts = false;
@@ -28,31 +31,41 @@ struct SessionParameters {
   std::optional<int64_t> layers = {};
   std::optional<int64_t> position = {};
   Storage storage = Storage::kPlain;
+
+  // Whether a call that may be one of a sequence is.
+  bool given() const { return id || starts || ends || position || storage != Storage::kPlain; }
 };
 
 // A call before its sequence's turn has come.
 struct SessionCall {
   cache::SequenceCall sequence = {};
   cache::AttendCall attend = {};  // of one item, without the id and generation of the cache
+  std::optional<cache::LayerStep> layer = {};  // of a layer, whose tensors `attend` has no bytes of
 
   // Whether it only ends the sequence.
   bool is_empty() const { return !attend.q.spec && !attend.k.spec; }
 };
 
-// Reads a call whose inputs were read into `read` and `inputs`. InvalidArgument names the parameter
-// or the input.
+// Reads a call of attention_session whose inputs were read into `read` and `inputs`.
+// InvalidArgument names the parameter or the input.
 absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
                                             const OperatorCall& read,
                                             const InputMap<InputBytes>& inputs);
 
-// Returns an output as callers see it: Y in the layout of Q, lse as [1, Hq, S]. `computed` is the
-// operator's.
+// The same for a layer, whose outputs are requested already.
+absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters,
+                                             const ModelInfo& model, const LayerCall& read,
+                                             const InputMap<InputBytes>& inputs);
+
+// Returns an output as callers see it: Y in the layout of Q, lse as [1, Hq, S], those of a layer as
+// they are. `computed` is the operator's.
 TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& computed);
 
 // Returns the error of a call as its caller knows it: a cache that is not found is a sequence that
 // was not started, which has the text of Triton's error; the only item needs no number, and `at` is
 // `position`.
-absl::Status SessionError(const absl::Status& status, const cache::SequenceId& id);
+absl::Status SessionError(const absl::Status& status, absl::string_view model,
+                          const cache::SequenceId& id);
 
 }  // namespace rapt::oip
 

@@ -263,6 +263,10 @@ absl::Status Methods::CheckRepository(const std::string& repository_name) const 
   return absl::UnimplementedError("the only repository has no name; leave it empty");
 }
 
+void Methods::EndSequences(const ModelInfoPtr& layer) const {
+  if (layer != nullptr && sequences_ != nullptr) sequences_->EndAll(layer->load);
+}
+
 absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
                               inference::RepositoryIndexResponse& response) const {
   absl::Status status = CheckRepository(request.repository_name());
@@ -295,7 +299,10 @@ absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest& reque
                                                  request.parameters().begin()->first,
                                                  "' is not supported; a model is its folder"));
   }
-  return repository_->Load(request.model_name());
+  const ModelInfoPtr before = repository_->Find(request.model_name());
+  absl::Status status = repository_->Load(request.model_name());
+  if (status.ok()) EndSequences(before);
+  return status;
 }
 
 absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& request,
@@ -305,7 +312,10 @@ absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& req
     return absl::UnimplementedError(
         "not supported: RepositoryModelUnload needs --model_repository");
   }
-  return repository_->Unload(request.model_name());  // no model depends on another
+  const ModelInfoPtr before = repository_->Find(request.model_name());
+  absl::Status status = repository_->Unload(request.model_name());  // no model depends on another
+  if (status.ok()) EndSequences(before);
+  return status;
 }
 
 absl::Status Methods::Respond(const inference::SystemSharedMemoryStatusRequest& request,

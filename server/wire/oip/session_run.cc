@@ -54,7 +54,8 @@ void SessionRun::OnTurn(cache::Sequences::Turn turn) {
 
 // Makes the request, with the cache of the sequence.
 absl::Status SessionRun::Prepare(const std::string& cache) {
-  cache::AttendCall& attend = decoded_->session->attend;
+  SessionCall& session = *decoded_->session;
+  cache::AttendCall& attend = session.attend;
   cache::LayerCall& layer = attend.items.front().call;
   layer.cache = cache;
   layer.generation = kGeneration;
@@ -63,14 +64,20 @@ absl::Status SessionRun::Prepare(const std::string& cache) {
     if (!length.ok()) return length.status();
     layer.at = *length;
   }
-  absl::StatusOr<Request> request = attention_.Start(*store_, call_->caller(), attend);
+  absl::StatusOr<Request> request =
+      session.layer ? layer_.Start(*store_, call_->caller(), *std::move(session.layer), attend)
+                    : attention_.Start(*store_, call_->caller(), attend);
   if (!request.ok()) return request.status();
   return CompleteSession(*std::move(request), *decoded_);
 }
 
 void SessionRun::Finish(Result result) {
   attention_.Release();
-  result.status = SessionError(result.status, decoded_->session->sequence.id);
+  layer_.Release();
+  result.status.Update(layer_.status());
+  if (!result.status.ok()) result.outputs = {};
+  result.status =
+      SessionError(result.status, decoded_->model.name(), decoded_->session->sequence.id);
   result.queue_time += waited_;
   turn_->End(result.status.ok());
   // The next turn begins when this one is destroyed, after the response, which destroys this.

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "server/cache/cached_attention.h"
+#include "server/cache/cached_layer.h"
 #include "server/cache/sequences.h"
 #include "server/calls/call.h"
 #include "server/protocols/oip/codec.h"
@@ -15,7 +16,7 @@
 
 namespace rapt::oip {
 
-// A call of attention_session, from its message to its result. It waits for its sequence's turn,
+// A call of a sequence, from its message to its result. It waits for its sequence's turn,
 // which ends when the result is known: a caller that reads its response slowly delays no other
 // call.
 class SessionRun {
@@ -38,6 +39,7 @@ class SessionRun {
   Instant entered_;
   std::chrono::nanoseconds waited_{0};
   cache::CachedAttention attention_;
+  cache::CachedLayer layer_;  // instead, of a layer
   std::optional<cache::Sequences::Turn> turn_;
 };
 

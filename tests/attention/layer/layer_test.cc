@@ -514,8 +514,8 @@ TEST(LayerCacheTest, StepsAreTheDefinitionInEveryType) {
 // Keys beyond the chunks that a row's keys are divided into.
 TEST(LayerCacheTest, BiasesByDistanceReachFarTokens) {
   LayerCase c{.has_biases = false, .buckets = 8};
-  c.config = {.embed_size = 4, .query_heads = 2, .max_distance = 3000};
-  ExpectSteps(c, {2 * kRaggedChunk + 70, 1, 3});
+  c.config = {.embed_size = 2, .query_heads = 1, .max_distance = 1500};
+  ExpectSteps(c, {kRaggedChunk - 3, 1, 3, 2});
 }
 
 TEST(LayerCacheTest, ErrorsNameWhatACacheDoesNotAllow) {
@@ -540,7 +540,10 @@ TEST(LayerCacheTest, ErrorsNameWhatACacheDoesNotAllow) {
       {"attn_mask is given", given(Role::kMask, DType::kBool, {3, 3})},
       {"nonpad_kv_seqlen is given", given(Role::kKeyLengths, DType::kInt64, {1})},
       {"input_ids is given", given(kInputIds, DType::kInt64, {1, 3})},
-      {"dropout_probability is given", [](LayerCall& call) { call.dropout = Dropout{0.5, 1}; }},
+      {"dropout_probability is given",
+       [](LayerCall& call) {
+         call.dropout = Dropout{0.5, 1};
+       }},
       {"output weights is requested", [](LayerCall& call) { call.wants_weights = true; }},
       {"output weights is requested", [](LayerCall& call) { call.wants_averaged_weights = true; }},
       {"is_causal is false", [](LayerCall& call) { call.is_causal.reset(); }},

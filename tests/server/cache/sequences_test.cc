@@ -77,6 +77,45 @@ TEST_F(SequencesTest, NumbersTextsAndOwnersHaveSequencesOfTheirOwn) {
   EXPECT_FALSE(Runs("5", "b"));
 }
 
+TEST_F(SequencesTest, ScopesHaveSequencesOfTheirOwnAndEndAlone) {
+  const auto in = [](uint64_t scope, SequenceCall call) {
+    call.scope = scope;
+    return call;
+  };
+  const std::string none = Start(5u);
+  const std::string one = RunCall(in(1, Call(5u, /*starts=*/true))).value();
+  const std::string other = RunCall(in(1, Call("x", /*starts=*/true)), true, "b").value();
+  const std::string two = RunCall(in(2, Call(5u, /*starts=*/true))).value();
+  EXPECT_EQ(store_.caches(), 4);
+  EXPECT_EQ(RunCall(in(1, Call(5u))).value(), one);
+  sequences_.EndAll(1);
+  EXPECT_FALSE(store_.Has("a", one) || store_.Has("b", other));
+  EXPECT_TRUE(absl::IsNotFound(RunCall(in(1, Call(5u))).status()));
+  EXPECT_EQ(Step(5u), none);
+  EXPECT_EQ(RunCall(in(2, Call(5u))).value(), two);
+  EXPECT_EQ(store_.caches(), 2);
+  EXPECT_EQ(sequences_.size(), 2u);
+}
+
+TEST_F(SequencesTest, AScopeEndsAfterTheCallsThatRunAndWait) {
+  std::optional<Turn> first;
+  sequences_.Enter("a", Call(7u, /*starts=*/true),
+                   [&](Turn turn) { first.emplace(std::move(turn)); });
+  std::optional<Turn> second;
+  sequences_.Enter("a", Call(7u), [&](Turn turn) { second.emplace(std::move(turn)); });
+  sequences_.EndAll(0);
+  EXPECT_EQ(store_.caches(), 1);
+  first->End(true);
+  first.reset();
+  ASSERT_TRUE(second.has_value());
+  EXPECT_TRUE(second->cache().ok());
+  second->End(true);
+  EXPECT_EQ(store_.caches(), 1);
+  second.reset();
+  EXPECT_EQ(store_.caches(), 0);
+  EXPECT_EQ(sequences_.size(), 0u);
+}
+
 TEST_F(SequencesTest, AStartReplacesTheSequence) {
   const std::string first = Start(7u);
   const std::string second = Start(7u);

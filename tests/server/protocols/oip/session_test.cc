@@ -164,19 +164,19 @@ TEST(SessionTest, OutputsHaveTheLayoutOfQ) {
 }
 
 TEST(SessionTest, ErrorsAreThoseOfTheOnlyItem) {
-  EXPECT_TRUE(SessionError(absl::OkStatus(), "x").ok());
-  const absl::Status gone =
-      SessionError(cache::Fail(cache::Reason::kExpired, absl::StatusCode::kNotFound, "gone"), "x");
+  EXPECT_TRUE(SessionError(absl::OkStatus(), "m", "x").ok());
+  const absl::Status gone = SessionError(
+      cache::Fail(cache::Reason::kExpired, absl::StatusCode::kNotFound, "gone"), "m", "x");
   EXPECT_EQ(gone.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(gone.message(),
-            "inference request for sequence x to model 'attention_session' must specify the START "
-            "flag on the first request of the sequence");
+            "inference request for sequence x to model 'm' must specify the START flag"
+            " on the first request of the sequence");
   const absl::Status region = absl::NotFoundError("no region");
-  EXPECT_EQ(SessionError(region, "x"), region);
+  EXPECT_EQ(SessionError(region, "m", "x"), region);
   const absl::Status conflict =
       SessionError(cache::Fail(cache::Reason::kConflict, absl::StatusCode::kAborted,
                                "items[0]: at is 3 and 2 tokens come"),
-                   uint64_t{5});
+                   "m", uint64_t{5});
   EXPECT_EQ(conflict.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(conflict.message(), "parameter position is 3 and 2 tokens come");
   EXPECT_EQ(cache::ReasonOf(conflict), cache::Reason::kConflict);

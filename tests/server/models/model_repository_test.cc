@@ -1,0 +1,115 @@
+#include "server/models/model_repository.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/admission/gate.h"
+#include "tests/support/fake_clock.h"
+
+namespace rapt {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class ModelRepositoryTest : public ::testing::Test {
+ protected:
+  ModelRepositoryTest() { std::filesystem::create_directories(folder_); }
+  ~ModelRepositoryTest() override { std::filesystem::remove_all(folder_); }
+
+  // Writes a layer without weights: Luong's dot product.
+  void Write(const std::string& name, int embed_size = 4) const {
+    std::filesystem::create_directories(folder_ / name);
+    std::ofstream(folder_ / name / "model.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10);
+    std::ofstream(folder_ / name / "config.json")
+        << absl::StrCat(R"({"hidden_size": )", embed_size, R"(, "rapt": {"naming": "plain"}})");
+  }
+
+  std::vector<std::string> Loaded() const {
+    std::vector<std::string> names;
+    for (const ModelInfoPtr& model : repository_.loaded()) {
+      names.emplace_back(model->name());
+    }
+    return names;
+  }
+
+  const std::filesystem::path folder_ =
+      testing::TempDir() + "model_repository_test." + std::to_string(getpid());
+  test::FakeClock clock_;
+  Timer timer_{clock_};
+  AdmissionGate gate_{{.budget_bytes = 1 << 20}, timer_, clock_};
+  ModelRepository repository_{{.folder = folder_.string(), .reserved = {"attention"}}, gate_};
+};
+
+const auto kNever = [] { return false; };
+
+TEST_F(ModelRepositoryTest, AModelIsDescribedOnceForAllItsCalls) {
+  Write("a");
+  ASSERT_TRUE(repository_.LoadAll(kNever).ok());
+  const ModelInfoPtr first = repository_.Find("a");
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(repository_.Find("a"), first);
+  EXPECT_EQ(repository_.loaded().front(), first);
+  Write("a", 6);
+  ASSERT_TRUE(repository_.Load("a").ok());
+  const ModelInfoPtr second = repository_.Find("a");
+  EXPECT_EQ(first->inputs.front().size, 4);
+  EXPECT_EQ(second->inputs.front().size, 6);
+  EXPECT_NE(first->load, second->load);
+}
+
+TEST_F(ModelRepositoryTest, StopsBetweenTwoModels) {
+  for (const char* name : {"a", "b", "c", "d"}) Write(name);
+  int asked = 0;
+  const absl::Status status = repository_.LoadAll([&] { return ++asked > 2; });
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(Loaded(), ElementsAre("a", "b"));
+}
+
+TEST_F(ModelRepositoryTest, TheFirstWrongModelEndsTheLoadByName) {
+  for (const char* name : {"a", "b", "c"}) Write(name);
+  std::ofstream(folder_ / "b" / "config.json") << "{";
+  const absl::Status status = repository_.LoadAll(kNever);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("model 'b': config.json"));
+  EXPECT_THAT(Loaded(), ElementsAre("a"));
+}
+
+TEST_F(ModelRepositoryTest, HasAMostNumberOfModels) {
+  for (size_t n = 0; n < ModelRepository::kMaxModels; ++n) Write(absl::StrCat("m", n));
+  ASSERT_TRUE(repository_.LoadAll(kNever).ok());
+  EXPECT_EQ(Loaded().size(), ModelRepository::kMaxModels);
+  Write("one_more");
+  const auto full = [&] { return repository_.Load("one_more"); };
+  EXPECT_EQ(full().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(full().message(), "model 'one_more': the repository has 1000 models, the most allowed");
+  EXPECT_TRUE(repository_.Load("m7").ok());
+  // An unloaded model counts as long as its folder exists: it may be loaded again.
+  ASSERT_TRUE(repository_.Unload("m7").ok());
+  EXPECT_EQ(full().code(), absl::StatusCode::kResourceExhausted);
+  std::filesystem::remove_all(folder_ / "m7");
+  EXPECT_TRUE(full().ok());
+  EXPECT_EQ(repository_.Find("m7"), nullptr);
+  EXPECT_EQ(repository_.Unload("m7").code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(ModelRepositoryTest, NamesDoNotLeadOutOfTheFolder) {
+  for (const std::string& name :
+       {std::string(".."), std::string("a/b"), std::string(), std::string("a\0b", 3),
+        std::string(".hidden"), std::string(129, 'x'), std::string("attention")}) {
+    EXPECT_EQ(repository_.Load(name).code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_EQ(repository_.Unload(name).code(), absl::StatusCode::kInvalidArgument) << name;
+  }
+  EXPECT_EQ(repository_.Load(std::string(128, 'x')).code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace rapt
