@@ -1,15 +1,34 @@
 #include "base/thread_pool.h"
 
 #include <immintrin.h>
+#include <sched.h>
 
 namespace rapt {
 namespace {
 
 constexpr int kSpins = 1000;  // 10 to 50 us: a pause takes 40 to 140 cycles
+constexpr int kSpinsPerYield = 16;
 
+// Yields now and then: the thread that makes the condition true may wait for this CPU.
 template <typename Condition>
 void SpinUntil(Condition condition) {
-  for (int n = 0; n < kSpins && !condition(); ++n) _mm_pause();
+  for (int n = 0; n < kSpins && !condition(); ++n) {
+    _mm_pause();
+    if (n % kSpinsPerYield == 0) sched_yield();
+  }
+}
+
+// Moves the calling thread to another CPU if it runs on `cpu` and may run elsewhere. Linux wakes a
+// thread on the CPU of its waker if it takes all others for busy, as it does in virtual machines
+// whose idle CPUs were given back to the host, and balances them only milliseconds later.
+void MoveOff(int cpu) {
+  if (cpu < 0 || sched_getcpu() != cpu) return;
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+  cpu_set_t others = allowed;
+  CPU_CLR(cpu, &others);
+  sched_setaffinity(0, sizeof(others), &others);
+  sched_setaffinity(0, sizeof(allowed), &allowed);
 }
 
 }  // namespace
@@ -46,7 +65,7 @@ void ThreadPool::Drain(Job& job, int worker) {
 
 void ThreadPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t, int)> body) {
   MutexLock caller(caller_mutex_);
-  Job job{body, tasks};
+  Job job{body, tasks, sched_getcpu()};
   if (threads_.empty() || tasks <= 1) {
     Drain(job, 0);
     return;
@@ -78,6 +97,7 @@ void ThreadPool::WorkerLoop(int worker) {
       if (job == nullptr) continue;  // The job ended before this worker woke up.
       ++busy_;
     }
+    MoveOff(job->caller_cpu);
     Drain(*job, worker);
     {
       MutexLock lock(mutex_);

@@ -16,7 +16,7 @@ namespace rapt {
 // Thread-safe; jobs from several threads run one after another. The calling thread is worker 0, so
 // a pool of one starts no thread. A thread that waits for a job or for its end spins for some
 // microseconds before it sleeps, because jobs often follow each other closely and a small one costs
-// less than waking a thread.
+// less than waking a thread. A worker does not stay on the CPU of the caller.
 class ThreadPool {
  public:
   // Throws std::system_error if a thread cannot be started.
@@ -35,6 +35,7 @@ class ThreadPool {
   struct Job {
     absl::FunctionRef<void(int64_t, int)> body;
     int64_t tasks;
+    int caller_cpu;  // -1: unknown
     std::atomic<int64_t> next{0};
   };
 
