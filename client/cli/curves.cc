@@ -52,10 +52,10 @@ struct Range {
 class CurveLayout {
  public:
   CurveLayout(const AttentionFigure& figure, const std::vector<int64_t>& columns,
-              std::string columns_title)
+              CurveTitles titles)
       : figure_(figure),
         columns_(columns),
-        columns_title_(std::move(columns_title)),
+        titles_(std::move(titles)),
         range_(figure, columns),
         ticks_(Ticks(range_.low, range_.high)),
         spacing_(kPlotWidth / static_cast<double>(figure.query_labels.size())) {
@@ -80,7 +80,7 @@ class CurveLayout {
     picture_.height = y - kPanelGap + kMargin / 2;
     const double legend =
         kPanelGap + kLegendLine + kLabelGap +
-        std::max(WidestLabel(column_labels_), TextWidth(columns_title_, kNoteSize));
+        std::max(WidestLabel(column_labels_), TextWidth(titles_.columns, kNoteSize));
     picture_.width = std::max(left_ + kPlotWidth + legend + kMargin,
                               kMargin * 2 + TextWidth(figure_.title, kTitleSize, true));
     return std::move(picture_);
@@ -128,7 +128,7 @@ class CurveLayout {
                Anchor::kMiddle});
     }
     Add(Text{left_ + kPlotWidth / 2, bottom + kLabelGap + kLabelSize + kAxisTitleRoom / 2,
-             "positions", kNoteSize, kFaintInk, Anchor::kMiddle});
+             titles_.rows, kNoteSize, kFaintInk, Anchor::kMiddle});
   }
 
   void DrawCurve(const HeadWeights& head, size_t n, double top) {
@@ -150,7 +150,7 @@ class CurveLayout {
 
   void DrawLegend(double top) {
     const double x = left_ + kPlotWidth + kPanelGap;
-    Add(Text{x, top, columns_title_, kNoteSize, kFaintInk});
+    Add(Text{x, top, titles_.columns, kNoteSize, kFaintInk});
     for (size_t n = 0; n < columns_.size(); ++n) {
       const double y = top + static_cast<double>(n + 1) * kLegendRow;
       Add(Polyline{{{x, y}, {x + kLegendLine, y}}, kCurveColours[n], kStroke});
@@ -178,7 +178,7 @@ class CurveLayout {
 
   const AttentionFigure& figure_;
   const std::vector<int64_t>& columns_;
-  const std::string columns_title_;
+  const CurveTitles titles_;
   const Range range_;
   const std::vector<double> ticks_;
   const double spacing_;  // of the rows
@@ -191,8 +191,8 @@ class CurveLayout {
 }  // namespace
 
 Picture DrawCurves(const AttentionFigure& figure, const std::vector<int64_t>& columns,
-                   std::string columns_title) {
-  return CurveLayout(figure, columns, std::move(columns_title)).Draw();
+                   CurveTitles titles) {
+  return CurveLayout(figure, columns, std::move(titles)).Draw();
 }
 
 }  // namespace rapt

@@ -15,12 +15,16 @@ namespace rapt {
 
 inline constexpr size_t kMaxCurves = 8;  // more colours would be hard to tell apart
 
-// Draws a curve for each of the columns, named by the figure's key labels, over its rows;
-// `columns_title` says what the columns are. The heads are panels one below the other, on one
-// scale. A value that is not finite interrupts its curve. REQUIRES: from 1 to kMaxCurves columns,
-// and at least one row.
+// What the columns and the rows are, beside their labels; empty: nothing.
+struct CurveTitles {
+  std::string columns = "dimensions", rows = "positions";
+};
+
+// Draws a curve for each of the columns, named by the figure's key labels, over its rows. The heads
+// are panels one below the other, on one scale. A value that is not finite interrupts its curve.
+// REQUIRES: from 1 to kMaxCurves columns, and at least one row.
 Picture DrawCurves(const AttentionFigure& figure, const std::vector<int64_t>& columns,
-                   std::string columns_title = "dimensions");
+                   CurveTitles titles = {});
 
 }  // namespace rapt
 

@@ -109,7 +109,8 @@ std::vector<double> LargestOfBlocks(const std::vector<double>& values, int64_t k
 // The arrangement of panels. The more panels, the smaller each is.
 struct PanelGrid {
   explicit PanelGrid(size_t panels)
-      : columns(panels <= 4    ? std::max<size_t>(panels, 1)
+      : columns(panels <= 3    ? std::max<size_t>(panels, 1)
+                : panels == 4  ? 2
                 : panels <= 16 ? 4
                                : 8) {
     extent = columns == 1   ? 640

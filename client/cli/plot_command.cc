@@ -98,14 +98,34 @@ absl::StatusOr<std::vector<int64_t>> ParseHeads(const std::string& text, const W
   return heads;
 }
 
-absl::Status AddHeads(const WeightFile& file, const PlotFlags& flags, bool names_file,
+// Names of files in titles: the members if all are of one archive, else without folders. One file
+// needs none.
+std::vector<std::string> TitlesOf(const std::vector<std::string>& references) {
+  if (references.size() == 1) return {""};
+  const auto archive_of = [](const std::string& reference) {
+    const size_t end = reference.rfind(".npz:");
+    return end == std::string::npos ? std::string() : reference.substr(0, end + 5);
+  };
+  const std::string archive = archive_of(references.front());
+  const bool is_one = !archive.empty() &&
+                      std::all_of(references.begin(), references.end(), [&](const auto& reference) {
+                        return archive_of(reference) == archive;
+                      });
+  std::vector<std::string> titles;
+  for (const std::string& reference : references) {
+    titles.push_back(reference.substr(is_one ? archive.size() : reference.rfind('/') + 1));
+  }
+  return titles;
+}
+
+absl::Status AddHeads(const WeightFile& file, const PlotFlags& flags, const std::string& name,
                       AttentionFigure* figure) {
   const absl::StatusOr<std::vector<int64_t>> heads = ParseHeads(flags.heads, file);
   if (!heads.ok()) return heads.status();
   for (const int64_t head : *heads) {
     const auto first = file.values.begin() + head * file.queries * file.keys;
-    std::string title = names_file ? file.name : "";
-    if (file.heads > 1) absl::StrAppend(&title, names_file ? ", " : "", "head ", head);
+    std::string title = name;
+    if (file.heads > 1) absl::StrAppend(&title, name.empty() ? "" : ", ", "head ", head);
     figure->heads.push_back({std::move(title), {first, first + file.queries * file.keys}});
   }
   return absl::OkStatus();
@@ -116,7 +136,9 @@ absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& refer
   AttentionFigure figure;
   int64_t queries = 0, keys = 0;
   bool masks = true;
-  for (const std::string& reference : references) {
+  const std::vector<std::string> titles = TitlesOf(references);
+  for (size_t n = 0; n < references.size(); ++n) {
+    const std::string& reference = references[n];
     const absl::StatusOr<WeightFile> file = LoadWeights(reference, flags);
     if (!file.ok()) return file.status();
     masks = masks && file->is_mask;
@@ -129,7 +151,7 @@ absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& refer
           "%s is %d x %d, %s is %d x %d; all files must have the same queries and keys",
           references.front(), queries, keys, reference, file->queries, file->keys));
     }
-    const absl::Status added = AddHeads(*file, flags, references.size() > 1, &figure);
+    const absl::Status added = AddHeads(*file, flags, titles[n], &figure);
     if (!added.ok()) return added;
   }
   const char* const title = flags.curves ? "Values by position"
@@ -177,12 +199,15 @@ absl::StatusOr<Picture> Draw(const AttentionFigure& figure, const PlotFlags& fla
   if (flags.gradients) {
     std::vector<int64_t> all(figure.key_labels.size());
     std::iota(all.begin(), all.end(), 0);
-    return DrawCurves(figure, all, "gradients");
+    return DrawCurves(figure, all, {.columns = "gradients"});
   }
   if (flags.curves) {
     const auto columns = ParseCurves(*flags.curves, figure.key_labels);
     if (!columns.ok()) return columns.status();
-    return DrawCurves(figure, *columns);
+    CurveTitles titles;  // labels say more
+    if (!flags.key_labels.empty()) titles.columns.clear();
+    if (!flags.query_labels.empty()) titles.rows.clear();
+    return DrawCurves(figure, *columns, std::move(titles));
   }
   if (!flags.query) return DrawHeatMap(figure);
   const absl::StatusOr<int64_t> query = FindLabel("--query", figure.query_labels, *flags.query);

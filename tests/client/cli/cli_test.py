@@ -912,6 +912,9 @@ def test_plot_draws_files_side_by_side(rapt, save, tmp_path):
     report = rapt("plot", "before.npy", "after.npy", "-o", "both.svg", "--json").stdout
     assert json.loads(report) == {"output": "both.svg", "panels": 2, "queries": 3, "keys": 3}
     assert {"before.npy", "after.npy"} <= set(svg_words(tmp_path / "both.svg"))
+    np.savez(tmp_path / "w.npz", before=np.eye(3), after=np.ones((2, 3, 3)))
+    rapt("plot", "w.npz:before", "w.npz:after", "-o", "both.svg")
+    assert {"before", "after, head 0", "after, head 1"} <= set(svg_words(tmp_path / "both.svg"))
 
 
 def test_plot_names_a_mask(rapt, save, tmp_path):
@@ -949,7 +952,11 @@ def test_plot_draws_curves_of_a_positional_encoding(rapt, save, tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "0: 0.8415, 1: 0.5403" in (tmp_path / "curves.html").read_text()
     rapt("plot", "encoding.npy", "--keys", "a,b,c,d,e,f,g,h", "--curves", "h,2", "-o", "named.svg")
-    assert {"h", "c"} <= set(svg_words(tmp_path / "named.svg"))
+    words = set(svg_words(tmp_path / "named.svg"))
+    assert {"h", "c", "positions"} <= words and "dimensions" not in words  # the names say what they are
+    rapt("plot", "encoding.npy", "--queries", ",".join(f"s{n}" for n in range(50)), "--curves", "2", "-o", "named.svg")
+    words = set(svg_words(tmp_path / "named.svg"))
+    assert {"s0", "dimensions"} <= words and "positions" not in words
 
 
 def test_plot_draws_memory_against_the_length(rapt, tmp_path):
