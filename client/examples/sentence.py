@@ -9,8 +9,9 @@ one layer of four heads:
     Y = X + attention(X)
     logits = Y[it] . embedding     of each word; the answer is the word that "it" means
 
-Writes the layer (layer/config.json, layer/model.safetensors), the weights of a sentence (weights.npy) and sentence.html: heat
-maps of the heads, the words that each head looks at most, and the sentence with these words highlighted.
+Writes the layer (layer/config.json, layer/model.safetensors), the weights of two sentences (weights.npz) and sentence.html: of
+each head the words that it looks at most, what it adds to the logits of both answers, the sentence with these words highlighted,
+and a heat map.
 """
 
 import html
@@ -21,7 +22,7 @@ import numpy as np
 import rapt
 
 HEADS, WIDTH, BATCH, STEPS, RATE = 4, 32, 64, 250, 0.01
-ANIMALS, PLACES = ["animal", "dog", "cat", "child"], ["street", "river", "road", "bridge"]
+ANIMALS, PLACES = ["dog", "cat", "horse", "child"], ["river", "street", "road", "bridge"]
 OF_ANIMALS, OF_PLACES = ["tired", "hungry", "scared"], ["wide", "long", "crowded"]
 FRAME = "the {animal} did not cross the {place} because it was too {why}"
 WORDS = sorted({*FRAME.replace("{", "").replace("}", "").split(), *ANIMALS, *PLACES, *OF_ANIMALS, *OF_PLACES})
@@ -65,23 +66,47 @@ class Model:
         np.add.at(gradients["embedding"], self._sentences, dx)
 
 
+def seen(words, weights):
+    """The words with at least a twentieth of the weight."""
+    return ", ".join(f"{words[n]} {weights[n]:.2f}" for n in np.argsort(-weights) if weights[n] >= 0.05)
+
+
 def highlighted(words, weights):
-    """The sentence, each word the darker the more weight it has."""
+    """The sentence, each word the brighter the more weight it has."""
     spans = (
-        f'<span style="background:rgba(53,95,141,{weight:.2f});padding:2px">{html.escape(word)}</span>'
+        f'<span style="background:rgba(255,191,0,{weight:.2f});padding:2px">{html.escape(word)}</span>'
         for word, weight in zip(words, weights)
     )
-    return f"<p>{' '.join(spans)}</p>"
+    return " ".join(spans)
 
 
-def page(words, weights, answer):
-    """weights [H, S, S] of a sentence, as HTML."""
-    parts = [f"<p>it: <strong>{html.escape(answer)}</strong></p>"]
-    for head, of_it in enumerate(weights[:, IT]):
-        most = ", ".join(f"{words[n]} {of_it[n]:.2f}" for n in np.argsort(-of_it)[:3])
-        parts.append(f"<h2>head {head}: it looks at {html.escape(most)}</h2>{highlighted(words, of_it)}")
-    maps = rapt.plot(weights, query_labels=words, key_labels=words, title="weights of all heads")
-    return f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>it</title>{"".join(parts)}{maps._repr_html_()}</html>\n'
+class Explained:
+    """What a model makes of a sentence."""
+
+    def __init__(self, model, why):
+        self.words = FRAME.format(animal=ANIMALS[0], place=PLACES[0], why=why).split()
+        logits, weights = model.forward(np.array([[NUMBERS[word] for word in self.words]]), scores="weights")
+        self.weights = weights[0]  # [H, S, S]
+        self.title = f"{' '.join(self.words)}: it is the {WORDS[int(logits[0].argmax())]}"
+        added = model.layer.added_by_heads(IT)[0] @ model.parameters["embedding"].T
+        self.heads = [
+            f"head {head} looks at {seen(self.words, self.weights[head, IT])}: "
+            + ", ".join(f"{added[head, NUMBERS[word]]:+.1f} for {word}" for word in (ANIMALS[0], PLACES[0]))
+            for head in range(HEADS)
+        ]
+
+    def html(self):
+        lines = (
+            f"<p>{html.escape(text)}<br>{highlighted(self.words, weights)}</p>"
+            for text, weights in zip(self.heads, self.weights[:, IT])
+        )
+        maps = rapt.plot(self.weights, title="queries down, keys across, in the order of the words")
+        return f"<h2>{html.escape(self.title)}</h2>{''.join(lines)}{maps._repr_html_()}"
+
+
+def page(sentences):
+    head = '<meta charset="utf-8"><title>Which word does "it" mean?</title><body style="font-family:sans-serif">'
+    return f'<!DOCTYPE html>\n<html lang="en">{head}{"".join(sentence.html() for sentence in sentences)}</html>\n'
 
 
 def main(compute, output):
@@ -100,16 +125,11 @@ def main(compute, output):
     config = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "rapt": {"naming": "torch"}}
     names = ("in_proj_weight", "out_proj.weight")
     make_layers.write_layer(output / "layer", config, {name: model.parameters[name] for name in names})
-    for why in ("tired", "wide"):
-        words = FRAME.format(animal="animal", place="street", why=why).split()
-        logits, weights = model.forward(np.array([[NUMBERS[word] for word in words]]), scores="weights")
-        answer = WORDS[int(logits[0].argmax())]
-        print(f"{' '.join(words)}: it is the {answer}")
-        for head, of_it in enumerate(weights[0, :, IT]):
-            print(f"  head {head} looks at {', '.join(f'{words[n]} {of_it[n]:.2f}' for n in np.argsort(-of_it)[:3])}")
-        if why == "tired":
-            np.save(output / "weights.npy", weights[0])
-            (output / "sentence.html").write_text(page(words, weights[0], answer))
+    sentences = {why: Explained(model, why) for why in ("tired", "wide")}
+    for sentence in sentences.values():
+        print(sentence.title, *sentence.heads, sep="\n  ")
+    np.savez(output / "weights.npz", **{why: sentence.weights for why, sentence in sentences.items()})
+    (output / "sentence.html").write_text(page(sentences.values()))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,11 @@ class SelfAttention:
         self._rows = self._result.y.reshape(batch, length, width)
         return self._rows @ self._parameters["out_proj.weight"].T, self._result.scores
 
+    def added_by_heads(self, row):
+        """What each head adds to a row of y in the last forward(), [B, H, E]."""
+        outer = self._parameters["out_proj.weight"].reshape(self._x.shape[-1], self._heads, -1)
+        return np.einsum("bhd,ehd->bhe", self._result.y[:, row], outer)
+
     def backward(self, dy):
         """Adds to the gradients of the parameters, and returns that of x."""
         x, gradients = self._x, self._parameters.gradients

@@ -32,12 +32,17 @@ def run(name, output, where):
 def test_a_layer_learns_what_it_means(tmp_path, where):
     text = run("sentence", tmp_path, where)
     assert float(re.search(r"right: ([\d.]+)%", text)[1]) >= 98
-    assert "it was too tired: it is the animal" in text and "it was too wide: it is the street" in text
-    weights = np.load(tmp_path / "weights.npy")
-    assert weights.shape == (4, 12, 12)
-    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert "it was too tired: it is the dog" in text and "it was too wide: it is the river" in text
+    with np.load(tmp_path / "weights.npz") as weights:
+        assert sorted(weights) == ["tired", "wide"]
+        for of_heads in weights.values():
+            assert of_heads.shape == (4, 12, 12)
+            np.testing.assert_allclose(of_heads.sum(-1), 1, atol=1e-5)
+    lines = re.findall(r"head \d looks at .*: (.*) for dog, (.*) for river", text)
+    tired, wide = np.array(lines, float).reshape(2, 4, 2).sum(1)
+    assert tired[0] > tired[1] and wide[0] < wide[1]  # what the heads add decides
     page = (tmp_path / "sentence.html").read_text()
-    assert page.count("<img ") == 4 and page.count("<span ") == 4 * 12 and "script" not in page and 'src="http' not in page
+    assert page.count("<img ") == 8 and page.count("<span ") == 8 * 12 and "script" not in page and 'src="http' not in page
     assert (tmp_path / "layer/config.json").exists() and (tmp_path / "layer/model.safetensors").exists()
 
 
