@@ -367,7 +367,7 @@ ServerImpl::ServerImpl(Configuration c)
           [this](absl::string_view method) { return Observe(method); }, memory_->clock,
           {.sequences = options_.cache.bytes == 0 ? nullptr : &caches_.sequences,
            .repository = repository_.get()}),
-      native_methods_(environment_, shared_memory_,
+      native_methods_(environment_, shared_memory_, repository_.get(),
                       [this](absl::string_view method) { return Observe(method); }),
       cache_methods_(options_.cache.bytes == 0 ? nullptr : &caches_.store,
                      [this](absl::string_view method) { return Observe(method); }),

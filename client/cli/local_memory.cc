@@ -1,9 +1,13 @@
 #include "client/cli/local_memory.h"
 
+#include <memory>
 #include <string>
 
+#include "attention/layer/files/layer_files.h"
+#include "attention/layer/layer_estimate.h"
 #include "attention/memory_estimate.h"
 #include "base/host_limits.h"
+#include "base/thread_pool.h"
 #include "client/cli/library_types.h"
 
 namespace rapt {
@@ -70,6 +74,30 @@ absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(const client::MemoryQ
                                    estimate->chunked_bytes, estimate->fused_bytes, estimate->plan,
                                    ToClient(estimate->inputs), ToClient(estimate->lsh),
                                    ToClient(estimate->linear)});
+  }
+  return estimates;
+}
+
+absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(
+    const client::LayerMemoryQuestion& question) {
+  const absl::StatusOr<LayerFiles> files = ReadLayerFiles(question.model);
+  if (!files.ok()) return files.status();
+  const PlanOptions options{.threads = ReadHostLimits().cores};
+  ThreadPool pool(options.threads);
+  const absl::StatusOr<std::shared_ptr<const Layer>> layer = MakeLayer(*files, pool);
+  if (!layer.ok()) return layer.status();
+  const DType dtype = question.dtype ? ToLibrary(*question.dtype) : (*layer)->dtype();
+  client::MemoryEstimates estimates;
+  for (const int64_t length : question.lengths) {
+    const absl::StatusOr<LayerEstimate> estimate =
+        EstimateLayer(*layer, dtype, question.batch, length, options);
+    if (!estimate.ok()) return estimate.status();
+    estimates.estimates.push_back(
+        {.length = length,
+         .tensor_bytes = estimate->inputs + estimate->outputs,
+         .fused_bytes = estimate->workspace,
+         .plan = estimate->plan,
+         .layer = client::LayerEstimate{estimate->weights, estimate->charged}});
   }
   return estimates;
 }

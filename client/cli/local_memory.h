@@ -15,6 +15,9 @@ std::vector<int64_t> DoubledLengths();
 
 // Uses the plans for this machine. Returns InvalidArgument as a server does.
 absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(const client::MemoryQuestion& question);
+// `model` is a folder.
+absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(
+    const client::LayerMemoryQuestion& question);
 
 }  // namespace rapt
 

@@ -107,6 +107,8 @@ class Client::Core : public UnaryCalls {
                                                       const CallOptions& options);
   template <typename AnyCall>
   absl::StatusOr<Diagnosis> Diagnose(const AnyCall& call, const CallOptions& options);
+  absl::StatusOr<MemoryEstimates> EstimateMemory(const v1::EstimateMemoryRequest& request,
+                                                 const CallOptions& options);
 
   // Makes one attempt through shared memory. Returns nullopt if the caller should send a message
   // instead: shared memory is unavailable, the call is too small, or the attempt failed and may be
@@ -490,18 +492,26 @@ absl::StatusOr<Diagnosis> Client::Diagnose(const BackwardCall& call, const CallO
   return core_->Diagnose(call, options);
 }
 
-absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& question,
-                                                       const CallOptions& options) {
-  const v1::EstimateMemoryRequest request = Encode(question);
-  const absl::StatusOr<v1::EstimateMemoryResponse> response =
-      core_->Call<v1::EstimateMemoryResponse>(
-          options, core_->DeadlineOf(options), core_->options().retries,
-          [&request](const Connection& connection, grpc::ClientContext* context,
-                     v1::EstimateMemoryResponse* message) {
-            return connection.attention->EstimateMemory(context, request, message);
-          });
+absl::StatusOr<MemoryEstimates> Client::Core::EstimateMemory(
+    const v1::EstimateMemoryRequest& request, const CallOptions& options) {
+  const auto response = Call<v1::EstimateMemoryResponse>(
+      options, DeadlineOf(options), this->options().retries,
+      [&request](const Connection& connection, grpc::ClientContext* context,
+                 v1::EstimateMemoryResponse* message) {
+        return connection.attention->EstimateMemory(context, request, message);
+      });
   if (!response.ok()) return response.status();
   return Decode(*response);
+}
+
+absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& question,
+                                                       const CallOptions& options) {
+  return core_->EstimateMemory(Encode(question), options);
+}
+
+absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const LayerMemoryQuestion& question,
+                                                       const CallOptions& options) {
+  return core_->EstimateMemory(Encode(question), options);
 }
 
 absl::StatusOr<LinearResult> Client::LinearAttend(const LinearCall& call,

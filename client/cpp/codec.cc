@@ -315,6 +315,9 @@ MemoryEstimate Read(const v1::MemoryEstimate& message) {
   }
   estimate.lsh = Read(message.lsh());
   estimate.linear = Read(message.linear());
+  if (message.has_layer()) {
+    estimate.layer = {message.layer().weight_bytes(), message.layer().charged_bytes()};
+  }
   return estimate;
 }
 
@@ -523,6 +526,15 @@ v1::EstimateMemoryRequest Encode(const MemoryQuestion& question) {
   request.set_lsh_hashes(question.linear_time.lsh_hashes);
   request.set_lsh_chunk_length(question.linear_time.lsh_chunk_length);
   request.set_favor_features(question.linear_time.favor_features);
+  return request;
+}
+
+v1::EstimateMemoryRequest Encode(const LayerMemoryQuestion& question) {
+  v1::EstimateMemoryRequest request;
+  request.set_model(question.model);
+  request.set_batch(question.batch);
+  request.mutable_lengths()->Add(question.lengths.begin(), question.lengths.end());
+  if (question.dtype) request.set_dtype(ToProto(*question.dtype));
   return request;
 }
 

@@ -31,6 +31,7 @@ absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t ma
 absl::StatusOr<RequestMessage> EncodeDiagnose(const BackwardCall& call, int64_t max_bytes);
 absl::StatusOr<RequestMessage> EncodeBackward(const BackwardCall& call, int64_t max_bytes);
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question);
+v1::EstimateMemoryRequest Encode(const LayerMemoryQuestion& question);
 
 // Returns the size of a region for the call's tensors and its Y. Returns nullopt for an invalid
 // call, for which EncodeAttend() or the server returns an error.

@@ -579,3 +579,50 @@ def test_weights_that_do_not_fit_are_refused_with_needed_and_allowed_bytes(tmp_p
     make_layers.write_layer(tmp_path / "large", *constant_layer(1, size=512))
     log = start_fails(tmp_path, "--memory_budget_bytes=8388608")
     assert "model 'large': the weights need" in log and "of the memory budget of 8388608" in log
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+
+def estimate(server, **request):
+    body = json.dumps(request).encode()
+    page = urllib.request.Request(f"http://{server.http_address}/rapt/v1/estimate-memory", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(page) as answer:
+        return json.load(answer)["estimates"]
+
+
+def test_estimates_are_what_the_server_charges(tmp_path):
+    embed, budget = 96, 4 << 20
+    (config, tensors) = make_layers.layers(embed=embed)["llama_block"]
+    make_layers.write_layer(tmp_path / "a", config, tensors)
+    with serving(tmp_path, f"--memory_budget_bytes={budget}") as (server, client):
+        few, many = estimate(server, model="a", batch=2, lengths=[5, 1500], dtype="FP16")
+        weights = int(few["layer"]["weightBytes"])
+        assert weights == server.read_gauge("rapt_model_weights_bytes") > 0
+        assert int(few["tensorBytes"]) == 2 * 5 * embed * 2 * 2  # query and Y
+        assert few["plan"].startswith("cpu/")
+        # Of a call that is too large, the server says what it needs.
+        with pytest.raises(InferenceServerException) as error:
+            infer(client, "a", {"query": np.zeros((2, 1500, embed), np.float16)})
+        assert "RESOURCE_EXHAUSTED" in error.value.status()
+        assert f" needs {many['layer']['chargedBytes']} bytes" in error.value.message()
+        assert int(many["layer"]["chargedBytes"]) >= int(many["fusedBytes"]) + 2 * 1500 * embed * 2
+        (usual,) = estimate(server, model="a", batch=1, lengths=[5])
+        assert int(usual["tensorBytes"]) == 5 * embed * 4 * 2  # the type of the weights
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"model": "b", "batch": 1, "lengths": [5]}, "model is 'b'; the server has no layer of this name"),
+        ({"model": "torch_block", "batch": 1, "lengths": [5], "headSize": 8}, "head_size is set, and so is model"),
+        ({"model": "torch_block", "batch": 1, "lengths": [5], "alibi": True}, "alibi is set, and so is model"),
+        ({"model": "torch_block", "lengths": [5]}, "batch is 0"),
+        ({"model": "torch_block", "batch": 1}, "lengths has 0 entries"),
+        ({"model": "torch_block", "batch": 1, "lengths": [5], "dtype": "INT64"}, "dtype is INT64"),
+    ],
+)
+def test_estimates_name_the_field(server, request_, message):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        estimate(server, **request_)
+    assert message in error.value.read().decode()

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "attention/attention.h"
 #include "attention/backend.h"
+#include "attention/layer/layer_estimate.h"
 #include "attention/memory_estimate.h"
 #include "base/version.h"
 #include "server/protocols/rapt/codec.h"
@@ -67,15 +70,19 @@ absl::Status CheckSize(absl::string_view name, int64_t size) {
       absl::StrCat(name, " is ", size, "; it must be from 1 to 2^40"));
 }
 
+absl::StatusOr<DType> ReadType(const v1::EstimateMemoryRequest& request, DType unspecified) {
+  const v1::DataType code = request.dtype();
+  if (code == v1::DATA_TYPE_UNSPECIFIED) return unspecified;
+  const std::optional<DType> dtype = ToDType(code);
+  if (dtype && IsFloat(*dtype)) return *dtype;
+  return absl::InvalidArgumentError(
+      absl::StrCat("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
+}
+
 // Returns the problem without its length.
 absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
-  const v1::DataType code =
-      request.dtype() == v1::DATA_TYPE_UNSPECIFIED ? v1::FP32 : request.dtype();
-  const std::optional<DType> dtype = ToDType(code);
-  if (!dtype || !IsFloat(*dtype)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
-  }
+  const absl::StatusOr<DType> dtype = ReadType(request, DType::kFloat32);
+  if (!dtype.ok()) return dtype.status();
   Problem problem;
   problem.dtype = *dtype;
   problem.batch = request.batch();
@@ -133,6 +140,47 @@ absl::Status CheckLengths(const v1::EstimateMemoryRequest& request) {
   for (int n = 0; n < count; ++n) {
     absl::Status status = CheckSize(absl::StrCat("lengths[", n, "]"), request.lengths(n));
     if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// The fields of a layer's estimate.
+absl::Status CheckLayerFields(const v1::EstimateMemoryRequest& request) {
+  static const auto* const kAllowed =
+      new std::set<std::string>{"batch", "lengths", "dtype", "model"};
+  std::vector<const google::protobuf::FieldDescriptor*> given;
+  request.GetReflection()->ListFields(request, &given);
+  for (const auto* field : given) {
+    if (kAllowed->contains(field->name())) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        field->name(), " is set, and so is model; with it only batch, lengths and dtype may be"));
+  }
+  absl::Status status = CheckSize("batch", request.batch());
+  return status.ok() ? CheckLengths(request) : status;
+}
+
+absl::Status EstimateLayers(const v1::EstimateMemoryRequest& request, const PlanOptions& options,
+                            const ModelRepository* repository,
+                            v1::EstimateMemoryResponse& response) {
+  if (absl::Status status = CheckLayerFields(request); !status.ok()) return status;
+  const ModelInfoPtr model = repository == nullptr ? nullptr : repository->Find(request.model());
+  if (model == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("model is '", request.model(), "'; the server has no layer of this name"));
+  }
+  const absl::StatusOr<DType> dtype = ReadType(request, model->layer->dtype());
+  if (!dtype.ok()) return dtype.status();
+  for (const int64_t length : request.lengths()) {
+    const absl::StatusOr<LayerEstimate> estimate =
+        EstimateLayer(model->layer, *dtype, request.batch(), length, options);
+    if (!estimate.ok()) return estimate.status();
+    v1::MemoryEstimate& message = *response.add_estimates();
+    message.set_length(length);
+    message.set_tensor_bytes(estimate->inputs + estimate->outputs);
+    message.set_fused_bytes(estimate->workspace);
+    message.set_plan(estimate->plan);
+    message.mutable_layer()->set_weight_bytes(estimate->weights);
+    message.mutable_layer()->set_charged_bytes(estimate->charged);
   }
   return absl::OkStatus();
 }
@@ -200,7 +248,9 @@ void EncodeDiagnosis(const DiagnosisReport& report, absl::FunctionRef<const v1::
 }
 
 absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const PlanOptions& options,
+                            const ModelRepository* repository,
                             v1::EstimateMemoryResponse& response) {
+  if (!request.model().empty()) return EstimateLayers(request, options, repository, response);
   absl::StatusOr<Problem> problem = ReadSizes(request);
   if (!problem.ok()) return problem.status();
   if (absl::Status status = CheckLengths(request); !status.ok()) return status;

@@ -7,6 +7,7 @@
 #include "attention/diagnosis.h"
 #include "attention/plan.h"
 #include "proto/rapt/v1/attention.pb.h"
+#include "server/models/model_repository.h"
 
 namespace rapt::native {
 
@@ -18,9 +19,10 @@ void EncodeDiagnosis(const v1::AttendRequest& call, const v1::AttendBackwardRequ
 void EncodeDiagnosis(const DiagnosisReport& report, absl::FunctionRef<const v1::Tensor&(Role)> sent,
                      v1::DiagnoseResponse& response);
 
-// InvalidArgument names the field, the value received and the values allowed; otherwise as
-// MakePlan.
+// Null: the server has no layers. InvalidArgument names the field, the value received and the
+// values allowed; NotFound for an unknown model; otherwise as MakePlan.
 absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const PlanOptions& options,
+                            const ModelRepository* repository,
                             v1::EstimateMemoryResponse& response);
 
 // Returns version, options and all backends of this build.

@@ -129,9 +129,10 @@ std::string PathOf(absl::string_view method) { return absl::StrCat("/", NameOf(m
 }  // namespace
 
 Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_memory,
-                 const CallObserverFactory& observe)
+                 const ModelRepository* repository, const CallObserverFactory& observe)
     : environment_(environment),
       shared_memory_(shared_memory),
+      repository_(repository),
       observe_attend_(observe(NameOf("Attend"))),
       observe_attend_backward_(observe(NameOf("AttendBackward"))),
       observe_attend_stream_(observe(NameOf("AttendStream"))),
@@ -177,7 +178,7 @@ void Methods::AddTo(StreamMethods& methods) {
 
 absl::Status Methods::Respond(const v1::EstimateMemoryRequest& request,
                               v1::EstimateMemoryResponse& response) const {
-  return native::EstimateMemory(request, environment_.engine.plan_options(), response);
+  return native::EstimateMemory(request, environment_.engine.plan_options(), repository_, response);
 }
 
 absl::Status Methods::Respond(const v1::GetServerInfoRequest&,

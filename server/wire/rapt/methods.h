@@ -7,6 +7,7 @@
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/calls/call.h"
 #include "server/calls/call_observer.h"
+#include "server/models/model_repository.h"
 #include "server/shared_memory/shared_memory.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
@@ -18,8 +19,9 @@ inline constexpr char kServiceName[] = "rapt.v1.AttentionService";
 // Thread-safe. REQUIRES: everything borrowed outlives it.
 class Methods {
  public:
+  // Null `repository`: the server has no layers.
   Methods(const CallEnvironment& environment, const SharedMemory& shared_memory,
-          const CallObserverFactory& observe);
+          const ModelRepository* repository, const CallObserverFactory& observe);
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
@@ -38,6 +40,7 @@ class Methods {
  private:
   const CallEnvironment& environment_;
   const SharedMemory& shared_memory_;
+  const ModelRepository* const repository_;
   const CallObserver observe_attend_, observe_attend_backward_, observe_attend_stream_,
       observe_linear_attend_, observe_linear_attend_stream_, observe_diagnose_,
       observe_estimate_memory_, observe_get_server_info_;

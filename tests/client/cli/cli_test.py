@@ -1163,6 +1163,21 @@ def test_memory_agrees_with_a_server_on_this_machine(rapt, server):
     assert here == json.loads(rapt("memory", *flags, "--address", server.grpc_address).stdout)
 
 
+def test_memory_of_a_layer(rapt, server, models):
+    flags = ["--seq=1,512", "--batch=2", "--dtype=fp16"]
+    here = json.loads(rapt("memory", f"--model={models / 'llama_block'}", *flags, "--json").stdout)
+    there = json.loads(rapt("memory", "--model=llama_block", *flags, "--json", "--address", server.grpc_address).stdout)
+    assert here | {"model": "llama_block"} == there
+    assert there["weight_bytes"] > 4 * 32 * 64 * 2
+    row = there["lengths"][1]
+    assert row["tensor_bytes"] == 2 * 512 * 32 * 2 * 2
+    assert row["charged_bytes"] >= row["fused_bytes"] + row["tensor_bytes"] // 2
+    shown = rapt("memory", "--model=llama_block", "--address", server.grpc_address).stdout
+    assert re.search(r"^ +length +inputs, Y +workspace +charged$", shown, re.MULTILINE)
+    assert "only --batch, --seq and --dtype" in rapt("memory", "--model=a", "--heads=4", code=USAGE).stderr
+    assert "config.json" in rapt("memory", "--model=absent", code=USAGE).stderr
+
+
 def test_memory_shows_attention_in_linear_time(rapt, server):
     report = json.loads(rapt("memory", "--json").stdout)
     assert [row["length"] for row in report["lengths"]] == [2**n for n in range(7, 16)]

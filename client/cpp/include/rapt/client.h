@@ -190,6 +190,10 @@ class Client {
   absl::StatusOr<MemoryEstimates> EstimateMemory(const MemoryQuestion& question,
                                                  const CallOptions& options = {});
 
+  // The same for a layer of the server, with its weights.
+  absl::StatusOr<MemoryEstimates> EstimateMemory(const LayerMemoryQuestion& question,
+                                                 const CallOptions& options = {});
+
   // Linear attention: a state instead of keys. Blocks until done.
   absl::StatusOr<LinearResult> LinearAttend(const LinearCall& call,
                                             const CallOptions& options = {});

@@ -93,6 +93,8 @@ struct CompactInputs {
   int64_t bias_table = 0;     // N of [N, query_heads], in dtype
   int64_t relative_bias = 0;  // 2c + 1 of [H, 2c + 1], in dtype
   bool per_head = false;      // H is query_heads; kv_heads for selected_indices
+
+  bool operator==(const CompactInputs&) const = default;
 };
 
 // Attributes of attention in linear time that decide its memory.
@@ -100,6 +102,8 @@ struct LinearTimeOptions {
   int64_t lsh_hashes = 4;         // num_hashes of lsh_attention
   int64_t lsh_chunk_length = 64;  // its chunk_length
   int64_t favor_features = 0;     // num_features of FAVOR; 0: floor(head_size ln head_size)
+
+  bool operator==(const LinearTimeOptions&) const = default;
 };
 
 // Self-attention of several lengths.
@@ -113,6 +117,14 @@ struct MemoryQuestion {
   DType dtype = DType::kFloat32;
   CompactInputs inputs = {};
   LinearTimeOptions linear_time = {};
+};
+
+// Calls of a layer of the server, with queries and keys of several lengths.
+struct LayerMemoryQuestion {
+  std::string model;
+  int64_t batch = 1;
+  std::vector<int64_t> lengths = {};
+  std::optional<DType> dtype = std::nullopt;  // of the inputs; absent: that of the weights
 };
 
 struct InputEstimate {
@@ -130,9 +142,15 @@ struct OperatorEstimate {
   std::string refusal;  // why the operator does not take these sizes; then the rest is empty
 };
 
+struct LayerEstimate {
+  int64_t weight_bytes = 0;   // of the memory budget, as long as the layer is loaded
+  int64_t charged_bytes = 0;  // of the memory budget by a call: Y and workspace, in pooled buffers
+};
+
+// Of a layer only the length, tensor_bytes, fused_bytes, the plan and `layer` are set.
 struct MemoryEstimate {
   int64_t length = 0;
-  int64_t tensor_bytes = 0;  // Q, K, V and Y, needed in any case
+  int64_t tensor_bytes = 0;  // Q, K, V and Y, needed in any case; of a layer its inputs and Y
   // In addition to tensor_bytes:
   int64_t standard_bytes = 0;  // the whole score matrix, [B, Hq, S, S]
   int64_t chunked_bytes = 0;   // scores of one block of keys at a time, for all queries
@@ -141,6 +159,7 @@ struct MemoryEstimate {
   std::vector<InputEstimate> inputs = {};  // those of the question
   OperatorEstimate lsh = {};               // lsh_attention of S rounded up to whole chunks
   OperatorEstimate linear = {};            // linear_attention with FAVOR
+  std::optional<LayerEstimate> layer = std::nullopt;
 };
 
 struct MemoryEstimates {

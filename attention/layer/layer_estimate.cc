@@ -1,0 +1,46 @@
+#include "attention/layer/layer_estimate.h"
+
+#include <utility>
+
+#include "attention/attention.h"
+#include "attention/operator.h"
+#include "base/buffer_pool.h"
+
+namespace rapt {
+namespace {
+
+int64_t BytesOf(const std::optional<TensorSpec>& tensor) {
+  return tensor ? ByteSize("", *tensor).value() : 0;
+}
+
+}  // namespace
+
+absl::StatusOr<LayerEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, DType dtype,
+                                            int64_t batch, int64_t length,
+                                            const PlanOptions& options) {
+  const LayerConfig& c = layer->config();
+  LayerCall call;
+  const auto give = [&](Role role, int64_t size) {
+    call.inputs[role] = TensorSpec{dtype, {batch, length, size}};
+  };
+  give(Role::kQ, c.embed_size);
+  if (c.key_embed_size != c.embed_size) give(Role::kK, *c.key_embed_size);
+  if (c.value_embed_size != c.key_embed_size) give(Role::kV, *c.value_embed_size);
+  LayerEstimate estimate;
+  estimate.weights = layer->bytes();
+  const auto op = MakeLayerCall(std::move(layer), call);
+  if (!op.ok()) return op.status();
+  const absl::StatusOr<Plan> plan = MakePlan(**op, options);
+  if (!plan.ok()) return plan.status();
+  for (const Role role : {Role::kQ, Role::kK, Role::kV}) {
+    estimate.inputs += BytesOf(call.inputs[role]);
+  }
+  estimate.outputs = BytesOf((*op)->outputs()[Role::kY]);
+  estimate.workspace = plan->workspace_bytes();
+  estimate.charged =
+      BufferPool::SizeOfClass(estimate.outputs) + BufferPool::SizeOfClass(estimate.workspace);
+  estimate.plan = plan->Describe();
+  return estimate;
+}
+
+}  // namespace rapt
