@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "server/rejection.h"
 #include "server/wire/status_message.h"
 
 namespace rapt {
@@ -92,6 +93,12 @@ std::vector<nghttp2_nv> HeadersOf(const Trailers& headers) {
   return result;
 }
 
+// Whether the next call will probably be refused as well.
+bool IsForLackOfRoom(Rejection rejection) {
+  return rejection == Rejection::kQueueFull || rejection == Rejection::kOpenCalls ||
+         rejection == Rejection::kCallerCalls;
+}
+
 nghttp2_option* NewOption() {
   nghttp2_option* option;
   RAPT_CHECK(nghttp2_option_new(&option) == 0, "no memory");
@@ -139,6 +146,7 @@ struct Connection::Stream {
   bool has_ended = false;      // the caller's half
   bool has_begun = false;      // the response
   bool has_responded = false;  // the response has been sent
+  bool is_refused = false;     // for lack of room
   int64_t expected = 0;        // admitted bytes still to come
   int64_t held = 0;            // bytes that are not admitted
   int64_t credit = 0;          // what the window lets through of the expected bytes
@@ -157,6 +165,7 @@ Connection::Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::str
       new_stream_(std::move(new_stream)),
       on_closed_(std::move(on_closed)),
       budget_(loop.clock().Now()),
+      stream_limit_(settings.max_streams),
       created_(loop.clock().Now()),
       idle_since_(created_),
       written_(created_),
@@ -246,8 +255,9 @@ nghttp2_session_callbacks* Connection::Callbacks() {
 }
 
 void Connection::Start(const PeerNetwork& network) {
-  const std::array<nghttp2_settings_entry, 4> settings = {{
+  const std::array<nghttp2_settings_entry, 5> settings = {{
       {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, static_cast<uint32_t>(settings_.max_streams)},
+      {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, kStreamWindow},
       {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, kFrameBytes},
       {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, static_cast<uint32_t>(RequestHead::kMaxBytes)},
       {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1},
@@ -328,6 +338,23 @@ void Connection::CheckAge(Instant now) {
   GoAway();
 }
 
+// Tells the caller how many streams it may have. A refusal costs both sides up to a window of
+// payload, and some callers repeat the call at once; below the limit their client keeps it. The
+// limit is at least one: a client without streams does not notice that the limit rises.
+//
+// The frame is ours, because nghttp2 would reset calls that were sent before it is read. It comes
+// between frames of nghttp2: none of our header blocks needs a CONTINUATION.
+void Connection::LimitStreams(int64_t most) {
+  most = std::clamp<int64_t>(most, 1, settings_.max_streams);
+  if (std::exchange(stream_limit_, most) == most) return;
+  std::array<uint8_t, 15> frame = {0, 0, 6, NGHTTP2_SETTINGS, 0, 0, 0, 0, 0};
+  nghttp2_settings_entry entry = {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS,
+                                  static_cast<uint32_t>(most)};
+  RAPT_CHECK(nghttp2_pack_settings_payload(frame.data() + 9, 6, &entry, 1) == 6, "no room");
+  Append(frame.data(), frame.size());
+  FlushSoon();
+}
+
 void Connection::Linger() {
   lingers_since_ = loop_.clock().Now();
   // A caller that was told to go away closes the connection once it has read its responses. Some
@@ -365,6 +392,7 @@ void Connection::OnTick(Instant now) {
   if (streams_.empty() && now - idle_since_ >= settings_.max_idle) GoAway();
   CheckAge(now);
   if (leaving_ != Leaving::kNo && now - announced_ >= kAnnouncedTime) EndStreams();
+  if (session_ != nullptr && !std::exchange(has_refused_, false)) LimitStreams(2 * stream_limit_);
   if (session_ != nullptr) KeepAlive(now);
 }
 
@@ -434,7 +462,12 @@ void Connection::Feed(absl::Span<const uint8_t> bytes) {
 
 // nghttp2 ends the connection on a reset of a stream that was not opened, as RFC 9113 (5.1)
 // demands. gRPC's clients send one now and then, if a call ends before its headers are written.
+//
+// nghttp2 has sent the first SETTINGS and awaits one acknowledgement. Others are of LimitStreams().
 bool Connection::Keeps(const FrameHead& frame) {
+  if (frame.type == NGHTTP2_SETTINGS && (frame.flags & NGHTTP2_FLAG_ACK) != 0) {
+    return !std::exchange(has_acknowledged_, true);
+  }
   if (frame.type == NGHTTP2_HEADERS) last_opened_ = std::max(last_opened_, frame.stream);
   const bool is_of_caller = frame.stream % 2 == 1;
   return frame.type != NGHTTP2_RST_STREAM || !is_of_caller || frame.stream <= last_opened_;
@@ -536,6 +569,7 @@ void Connection::OnStreamClose(int32_t id) {
   streams_.erase(found);
   held_ -= stream->held;
   credit_ -= stream->credit;
+  if (stream->is_refused) --refused_streams_;
   if (id == data_stream_) data_left_ = 0;
   if (streams_.empty()) idle_since_ = loop_.clock().Now();
   if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
@@ -580,6 +614,10 @@ void Connection::SendMessage(int32_t id, ResponseMessage message) {
 void Connection::SendStatus(int32_t id, const absl::Status& status, Trailers trailers) {
   Stream* const stream = Find(id);
   if (stream == nullptr) return;
+  if (IsForLackOfRoom(RejectionOf(status)) && !std::exchange(stream->is_refused, true)) {
+    ++refused_streams_;
+    has_refused_ = true;
+  }
   Trailers all = {{"grpc-status", absl::StrCat(static_cast<int>(status.code()))}};
   if (!status.ok()) all.emplace_back("grpc-message", PercentEncode(StatusMessage(status)));
   for (auto& trailer : trailers) all.push_back(std::move(trailer));
@@ -696,6 +734,10 @@ void Connection::FlushSoon() {
 void Connection::Flush() {
   if (session_ == nullptr) return;
   if (lingers_since_) return UpdateInterest();
+  if (refused_streams_ > 0) {
+    // Together with the refusals: a call that is repeated at once finds the limit.
+    LimitStreams(std::min(stream_limit_, std::ssize(streams_) - refused_streams_));
+  }
   TopUp();
   int64_t left = kFairBytes;
   do {

@@ -61,8 +61,9 @@ class Connection final : public EventLoop::Watcher,
     std::chrono::nanoseconds max_call_time{0};  // on a connection that has reached that age
   };
 
-  // Bytes that a caller may send on a stream before its message is admitted: HTTP/2's default.
-  static constexpr int64_t kStreamWindow = 65535;
+  // Bytes that a caller may send on a stream before its message is admitted: 64 KiB of tensors and
+  // the fields beside them need no further window, which would take a round trip.
+  static constexpr int64_t kStreamWindow = 68 * 1024;
 
   // Returns the handler of a request whose headers are complete, or null if it has responded.
   using NewStream = std::function<CallStream*(Connection&, int32_t id, const RequestHead&)>;
@@ -135,6 +136,7 @@ class Connection final : public EventLoop::Watcher,
   void OnPing(const nghttp2_ping& ping);
   void KeepAlive(Instant now);
   void CheckAge(Instant now);
+  void LimitStreams(int64_t most);
 
   void OnBeginHeaders(const nghttp2_frame& frame);
   void OnHeader(int32_t id, absl::string_view name, absl::string_view value);
@@ -174,7 +176,11 @@ class Connection final : public EventLoop::Watcher,
   RequestHead head_;  // of the header block that is being received
   FrameReader reader_;
   FrameBudget budget_;
-  uint32_t last_opened_ = 0;  // the stream of the last new HEADERS
+  int64_t refused_streams_ = 0;    // whose calls were refused for lack of room
+  int64_t stream_limit_;           // that the caller was told
+  bool has_refused_ = false;       // since the last tick
+  bool has_acknowledged_ = false;  // the caller, nghttp2's SETTINGS
+  uint32_t last_opened_ = 0;       // the stream of the last new HEADERS
   bool is_calming_ = false;
   Leaving leaving_ = Leaving::kNo;
   Instant announced_;

@@ -259,6 +259,29 @@ TEST_F(Http2CallTest, OpensTheWindowInStepsAndOnlyForAdmittedBytes) {
   EXPECT_TRUE(Bystander(server_).IsServed());
 }
 
+// Neither waits for a window update, which takes a round trip.
+TEST_F(Http2CallTest, TensorsOf64KiBFitIntoTheFirstWindow) {
+  inference::ModelInferRequest request;
+  request.set_model_name("attention");
+  const auto add = [&request](const char* name, int64_t rows) {
+    auto& input = *request.add_inputs();
+    input.set_name(name);
+    input.set_datatype("FP32");
+    for (const int64_t axis : {int64_t{1}, int64_t{1}, rows, int64_t{64}}) input.add_shape(axis);
+    request.add_raw_input_contents(std::string(static_cast<size_t>(rows * 64 * 4), '\0'));
+  };
+  add("Q", 1);
+  add("K", 128);
+  add("V", 128);
+  // In force once the server's SETTINGS are acknowledged.
+  EXPECT_TRUE(connection_.ReadUntil(NGHTTP2_SETTINGS));
+  connection_.Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, ""));
+  const std::string message = Prefixed(request.SerializeAsString());
+  connection_.OpenCall(1, CallHeaders(kInfer));
+  connection_.SendData(1, message, /*ends=*/true);
+  EXPECT_THAT(connection_.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
+}
+
 TEST_F(Http2CallTest, AResetEndsTheCallAndFreesItsMemory) {
   connection_.OpenCall(1, CallHeaders(kInfer));
   connection_.SendData(1, Prefixed(std::string(100, 'x'), 10 << 20));
@@ -572,6 +595,33 @@ TEST(Http2ConnectionTest, StreamsBeyondTheLimitAreRefused) {
   connection.Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, ""));
   connection.OpenCall(7, CallHeaders(kInfer));
   EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_PROTOCOL_ERROR);
+}
+
+// The most streams that the next SETTINGS of the server allow.
+uint32_t ReadStreamLimit(Connection& connection) {
+  auto settings = connection.ReadUntil(NGHTTP2_SETTINGS);
+  while (settings && settings->flags == NGHTTP2_FLAG_ACK) {
+    settings = connection.ReadUntil(NGHTTP2_SETTINGS);
+  }
+  if (!settings) return 0;
+  EXPECT_EQ(settings->Number(0) >> 16, NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS);
+  return settings->Number(2);
+}
+
+TEST(Http2ConnectionTest, ARefusedCallLowersTheLimitOfStreamsForAWhile) {
+  const ServerProcess server(Flags({"--max_calls_per_caller=3", "--max_streams_per_connection=9"}));
+  Connection connection(server.grpc_address());
+  EXPECT_EQ(ReadStreamLimit(connection), 9u);
+  connection.Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, ""));
+  for (const uint32_t stream : {1, 3, 5, 7}) connection.OpenCall(stream, CallHeaders(kInfer));
+  EXPECT_EQ(ReadStreamLimit(connection), 3u);
+  EXPECT_THAT(connection.ReadResponse(7), HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
+  // A call that was sent before its caller has read that is refused like others.
+  connection.Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, ""));
+  connection.OpenCall(9, CallHeaders(kInfer));
+  EXPECT_THAT(connection.ReadResponse(9), HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
+  for (const uint32_t limit : {6, 9}) EXPECT_EQ(ReadStreamLimit(connection), limit);
+  EXPECT_TRUE(Bystander(server).IsServed());
 }
 
 TEST(Http2ConnectionTest, SmallCallsWhoseResponsesAreNotReadHinderNobody) {
