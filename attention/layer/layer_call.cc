@@ -102,7 +102,7 @@ absl::Status CheckInt64(const char* name, const TensorSpec& tensor, const Shape&
 absl::Status ReadPadding(const LayerCall& call, LayerShape& s) {
   if (const auto& lengths = call.inputs[Role::kKeyLengths]) {
     s.has_lengths = true;
-    const absl::Status status = CheckInt64("nonpad_kv_seqlen", *lengths, {s.batch});
+    absl::Status status = CheckInt64("nonpad_kv_seqlen", *lengths, {s.batch});
     if (!status.ok()) return status;
   }
   const auto& ids = call.inputs[kInputIds];

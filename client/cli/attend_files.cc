@@ -229,8 +229,9 @@ absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCal
   const std::optional<NpyArray>& key_lengths = arrays[Role::kKeyLengths];
   if (!key_lengths) return absl::OkStatus();
   absl::StatusOr<std::vector<int64_t>> lengths = ToLengths("key_lengths", *key_lengths);
-  if (lengths.ok()) call->key_lengths = *std::move(lengths);
-  return lengths.status();
+  if (!lengths.ok()) return lengths.status();
+  call->key_lengths = *std::move(lengths);
+  return absl::OkStatus();
 }
 
 }  // namespace

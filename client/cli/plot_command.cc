@@ -112,6 +112,7 @@ std::vector<std::string> TitlesOf(const std::vector<std::string>& references) {
                         return archive_of(reference) == archive;
                       });
   std::vector<std::string> titles;
+  titles.reserve(references.size());
   for (const std::string& reference : references) {
     titles.push_back(reference.substr(is_one ? archive.size() : reference.rfind('/') + 1));
   }

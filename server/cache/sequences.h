@@ -90,6 +90,8 @@ class Sequences {
     std::string owner;
     uint64_t scope;
     SequenceId id;
+    // clang-tidy 14 takes the comparison with 0 for a pointer.
+    // NOLINTNEXTLINE(modernize-use-nullptr)
     auto operator<=>(const Key&) const = default;
   };
   struct Waiting {
