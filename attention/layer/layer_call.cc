@@ -125,7 +125,7 @@ absl::Status CheckAttention(const LayerShape& s) {
     return Invalid("attn_mask has a last axis of ", s.mask->dims[3], "; it must be at most ",
                    s.tokens, ", the number of keys");
   }
-  return Validate(p);
+  return Validate(p, LayerNames());
 }
 
 absl::StatusOr<LayerShape> ShapeOf(std::shared_ptr<const Layer> layer, const LayerCall& call) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "attention/field_names.h"
 #include "attention/layer/layer.h"
 #include "attention/layer/packed_matrix.h"
 #include "base/aligned_buffer.h"
@@ -37,6 +38,9 @@ struct PackedVector {
   Shape shape;  // empty: absent
   std::byte* data = nullptr;
 };
+
+// The names of a layer's inputs and settings, for errors.
+const FieldNames& LayerNames();
 
 // Non-owning.
 struct PackedWeights {

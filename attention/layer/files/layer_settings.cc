@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/invalid.h"
 
 namespace rapt {
@@ -143,12 +145,40 @@ void RejectOtherAttention(const Json& root, ObjectReader& reader) {
   reader.Allow("position_embedding_type", {"absolute"});
   reader.Allow("scale_attn_weights", {true});
   reader.Allow("scale_attn_by_inverse_layer_idx", {false});
-  reader.Allow("no_rope_layers", {});
   reader.Allow("clip_qkv", {});
   // Mistral's and Qwen's: Qwen's applies only if it is turned on.
   if (root.value("use_sliding_window", Json(true)) != Json(false)) {
     reader.Allow("sliding_window", {});
   }
+}
+
+// The number of the layer in a prefix such as "model.layers.3.self_attn."; the last one.
+std::optional<size_t> LayerNumber(absl::string_view prefix) {
+  std::optional<size_t> last;
+  for (const absl::string_view part : absl::StrSplit(prefix, '.')) {
+    size_t number = 0;
+    if (absl::SimpleAtoi(part, &number)) last = number;
+  }
+  return last;
+}
+
+// Llama 4's and SmolLM3's list has a 0 for each layer of the model without rotary embedding. It is
+// harmless if this layer, or every one, has a 1.
+void CheckNoRopeLayers(const Json& root, absl::string_view prefix, absl::Status& status) {
+  const auto list = root.find("no_rope_layers");
+  if (list == root.end() || list->is_null()) return;
+  const auto has_rope = [](const Json& layer) { return layer == Json(1); };
+  if (list->is_array() && std::all_of(list->begin(), list->end(), has_rope)) return;
+  const std::optional<size_t> number = LayerNumber(prefix);
+  const bool has_layer = list->is_array() && number && *number < list->size();
+  if (has_layer && has_rope((*list)[*number])) return;
+  if (has_layer) {
+    return status.Update(Invalid("no_rope_layers[", *number, "] is ", TextOf((*list)[*number]),
+                                 "; it must be 1: a layer has rotary embedding if the model has"));
+  }
+  status.Update(Invalid("no_rope_layers is ", TextOf(*list),
+                        "; it must be null, or an array with a 1 for every layer, or for the one "
+                        "whose number rapt.prefix has: model.layers.3.self_attn."));
 }
 
 void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& status) {
@@ -225,6 +255,7 @@ absl::StatusOr<LayerSettings> ParseLayerSettings(absl::string_view json) {
   absl::Status status;
   ReadHuggingFace(*root, settings, status);
   if (const auto own = root->find("rapt"); own != root->end()) ReadOwn(*own, settings, status);
+  CheckNoRopeLayers(*root, settings.prefix, status);
   if (const auto part = settings.rotary_factor; part && !(*part > 0 && *part <= 1)) {
     status.Update(Invalid("partial_rotary_factor is ", *part, "; it must be in (0, 1]"));
   }

@@ -648,12 +648,33 @@ TEST(LayerErrorsTest, NameSettingsWithWhichNoCallWorks) {
   EXPECT_THAT(error(config), HasSubstr("rotary_embedding_dim is 3; it must be even"));
   config.rotary_embedding_dim = 8;
   EXPECT_THAT(error(config), HasSubstr("rotary_embedding_dim is 8; it must be even and at most 6"));
-  c.buckets = 2;  // enough for causal calls only
-  EXPECT_THAT(error(c.config), HasSubstr("relative_attention_bias has 2 buckets"));
-  c.buckets = 32;
-  config = c.config;
-  config.max_distance = 16;  // enough for bidirectional calls only
-  EXPECT_THAT(error(config), HasSubstr("relative_attention_max_distance is 16; it must be more"));
+  LayerCase odd{.batch = 1, .queries = 2};
+  odd.config = {.embed_size = 20, .query_heads = 4, .rope_theta = 100};
+  EXPECT_EQ(ErrorOf(odd.config, WeightsOf(odd, RandomLayer(odd, 1))),
+            "the head size of query is 5; with rotary embedding of all of it, it must be even");
+}
+
+// Of a table that has too few buckets, or too small a distance, for the calls of one kind.
+TEST(LayerErrorsTest, ATableMustFitTheCallsThatDoNotSayWhetherTheyAreCausal) {
+  const struct {
+    int64_t buckets, max_distance;
+    bool fits_causal;
+    const char* message;
+  } tables[] = {{2, 128, true, "relative_attention_bias has 2 buckets; it must have from 4"},
+                {32, 16, false, "relative_attention_max_distance is 16; it must be more"}};
+  for (const auto& [buckets, max_distance, fits_causal, message] : tables) {
+    LayerCase c{.has_biases = false, .buckets = buckets};
+    c.config.max_distance = max_distance;
+    c.config.is_causal = !fits_causal;
+    const LayerTensors t = RandomLayer(c, 1);
+    EXPECT_THAT(ErrorOf(c.config, WeightsOf(c, t)), HasSubstr(message));
+    c.config.is_causal = c.is_causal = fits_causal;
+    ExpectDefinition(c);
+    c.is_causal = !fits_causal;
+    const auto op = MakeLayerCall(MakeLayerOf(c, t), CallOf(c));
+    EXPECT_EQ(op.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(op.status().message()), HasSubstr(message));
+  }
 }
 
 TEST(LayerErrorsTest, NameMissingMatrices) {

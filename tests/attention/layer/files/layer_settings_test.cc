@@ -61,6 +61,27 @@ TEST(LayerSettingsTest, ReadsTheNamesOfOtherModels) {
   EXPECT_EQ(newer->rope_theta, 10000);
 }
 
+TEST(LayerSettingsTest, AcceptsLayersWithoutRotaryEmbeddingBesideThisOne) {
+  const auto config = [](const char* list, const char* prefix) {
+    return absl::StrCat(R"({"no_rope_layers": )", list, R"(, "rapt": {"prefix": ")", prefix,
+                        R"("}})");
+  };
+  EXPECT_TRUE(ParseLayerSettings(config("[1, 1]", "")).ok());
+  EXPECT_TRUE(ParseLayerSettings(config("null", "")).ok());
+  EXPECT_TRUE(ParseLayerSettings(config("[0, 1]", "model.layers.1.self_attn.")).ok());
+  EXPECT_THAT(MessageFor(config("[0, 1]", "model.layers.0.self_attn.")),
+              HasSubstr("no_rope_layers[0] is 0; it must be 1"));
+  for (const char* prefix :
+       {"", "model.layers.2.self_attn.", "layers.-1.", "a.18446744073709551616."}) {
+    EXPECT_THAT(MessageFor(config("[0, 1]", prefix)),
+                HasSubstr("no_rope_layers is an array; it must be null, or an array with a 1"));
+  }
+  EXPECT_THAT(MessageFor(config("1", "model.layers.0.")),
+              HasSubstr("no_rope_layers is 1; it must"));
+  EXPECT_THAT(MessageFor(config(R"(["1"])", "model.layers.0.")),
+              HasSubstr(R"(no_rope_layers[0] is "1"; it must be 1)"));
+}
+
 TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
   EXPECT_THAT(MessageFor(R"({"rope_scaling": {"type": "linear"}})"),
               HasSubstr("rope_scaling is an object; it must be null"));
@@ -72,8 +93,6 @@ TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
   MessageFor(R"({"scale_attn_weights": false})");
   MessageFor(R"({"scale_attn_by_inverse_layer_idx": true})");
   MessageFor(R"({"rope_parameters": {"rope_type": "yarn"}})");
-  EXPECT_THAT(MessageFor(R"({"no_rope_layers": [1, 0]})"),
-              HasSubstr("no_rope_layers is an array; it must be null"));
   EXPECT_THAT(MessageFor(R"({"clip_qkv": 8.0})"), HasSubstr("clip_qkv is 8.0; it must be null"));
   EXPECT_THAT(MessageFor(R"({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}})"),
               HasSubstr("rope_parameters.full_attention is an object; a layer has one rope_theta"));
