@@ -94,20 +94,23 @@ export function toAttendRequest({inputs, parameters: p, isBottomRight}) {
  */
 export async function attend(call, step, signal) {
   const mode = STEPS.indexOf(step);
-  const {Q, K} = call.inputs;
-  if (call.isBottomRight && Q.shape[2] !== K.shape[2]) return attendInJson(call, mode, signal);
+  if (needsJson(call)) {
+    const answer = await askAligned('rapt/v1/attend', {...toAttendRequest(call), scoreOutput: mode + 1}, signal);
+    return {
+      scores: fromMessage(answer.scores), y: fromMessage(answer.y), plan: answer.plan, computeUs: Number(answer.timing?.computeUs ?? 0),
+    };
+  }
   const parameters = {...call.parameters, qk_matmul_output_mode: mode};
   const {outputs, plan, computeUs} = await infer('attention', {inputs: call.inputs, parameters}, ['Y', 'qk_matmul_output'], signal);
   return {scores: outputs.qk_matmul_output, y: outputs.Y, plan, computeUs};
 }
 
-/** For the alignment that the Open Inference Protocol does not have; with as many keys as queries both are the same. */
-async function attendInJson(call, mode, signal) {
+/** The Open Inference Protocol has one alignment; with as many keys as queries both are the same. */
+const needsJson = ({inputs: {Q, K}, isBottomRight}) => isBottomRight && Q.shape[2] !== K.shape[2];
+
+async function askAligned(path, message, signal) {
   try {
-    const answer = await ask('rapt/v1/attend', {...toAttendRequest(call), scoreOutput: mode + 1}, signal);
-    return {
-      scores: fromMessage(answer.scores), y: fromMessage(answer.y), plan: answer.plan, computeUs: Number(answer.timing?.computeUs ?? 0),
-    };
+    return await ask(path, message, signal);
   } catch (error) {
     if (error.status !== 413) throw error;
     throw new ServerError('The alignment “last query with last key” is computed by a call in JSON, and this one is longer than the server’s --max_json_bytes. Show fewer tokens or heads.', 413);
@@ -133,7 +136,12 @@ export async function gradientsOf(call, yShape, head, row, signal) {
   const size = yShape[3];
   const values = new Float32Array(sizeOf(yShape));
   values.fill(1, (head * yShape[2] + row) * size, (head * yShape[2] + row + 1) * size);
-  const inputs = {...call.inputs, dY: tensor(call.inputs.Q.datatype, yShape, values)};
+  const dY = tensor(call.inputs.Q.datatype, yShape, values);
+  if (needsJson(call)) {
+    const {dq, dk, dv} = await askAligned('rapt/v1/attend-backward', {call: toAttendRequest(call), dy: toMessage(dY)}, signal);
+    return {dQ: fromMessage(dq), dK: fromMessage(dk), dV: fromMessage(dv)};
+  }
+  const inputs = {...call.inputs, dY};
   const {outputs} = await infer('attention_backward', {inputs, parameters: call.parameters}, ['dQ', 'dK', 'dV'], signal);
   return outputs;
 }

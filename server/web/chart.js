@@ -1,7 +1,7 @@
 // Line charts as SVG, with a table of the same numbers.
 import {el, svg, table} from './text.js';
 
-const WIDTH = 640, HEIGHT = 320, LEFT = 84, RIGHT = 16, TOP = 14, BOTTOM = 44;
+const WIDTH = 640, HEIGHT = 320, LEFT = 108, RIGHT = 16, TOP = 14, BOTTOM = 56;
 // Okabe and Ito's colours, which colour-blind readers tell apart, in the order of contrast to both backgrounds, and a grey.
 const COLOURS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#858585'];
 const DASHED_FROM = 3;
@@ -48,7 +48,7 @@ export function lineChart({title, x, xs, series, isLog = false, showX = String, 
       svg('text', {class: 'quiet', x: LEFT - 8, y: y + 4, 'text-anchor': 'end'}, showY(tick)));
   }
   for (const tick of across.ticks) {
-    picture.append(svg('text', {class: 'quiet', x: across.place(tick), y: HEIGHT - BOTTOM + 20, 'text-anchor': 'middle'}, showX(tick)));
+    picture.append(svg('text', {class: 'quiet', x: across.place(tick), y: HEIGHT - BOTTOM + 24, 'text-anchor': 'middle'}, showX(tick)));
   }
   picture.append(svg('text', {class: 'quiet', x: (LEFT + WIDTH) / 2, y: HEIGHT - 6, 'text-anchor': 'middle'}, x));
   const coloured = series.map((one, n) => ({colour: n, ...one}));

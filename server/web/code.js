@@ -26,6 +26,8 @@ function nested({shape, values}, write, [open, close], indent) {
   return level(0, 0);
 }
 
+const NAMES = {Q: 'q', K: 'k', V: 'v', attn_mask: 'mask', head_sink: 'head_sink', block_mask: 'block_mask'};
+
 const same = (a, b) => String(a.shape) === String(b.shape) && a.values.every((x, n) => Object.is(x, b.values[n]));
 
 export const isLong = (call) => Object.values(call.inputs).reduce((sum, t) => sum + sizeOf(t.shape), 0) > MOST_NUMBERS;
@@ -33,8 +35,6 @@ export const isLong = (call) => Object.values(call.inputs).reduce((sum, t) => su
 // --- Python --------------------------------------------------------------------------------------
 
 const NUMPY = {FP32: 'np.float32', FP16: 'np.float16', FP64: 'np.float64', BF16: 'ml_dtypes.bfloat16', BOOL: 'bool'};
-const NAMES = {Q: 'q', K: 'k', V: 'v', attn_mask: 'mask', head_sink: 'head_sink', block_mask: 'block_mask'};
-
 /** @param {string[]} [labels] of the rows, each of which is a line */
 function pythonArray(target, t, labels) {
   const write = t.datatype === 'BOOL' ? (x) => (x ? 'True' : 'False') : (x) => decimals(x).replace('Infinity', 'np.inf').replace('NaN', 'np.nan');
@@ -56,17 +56,37 @@ function pythonOptions({inputs, parameters: p, isBottomRight}) {
   return options;
 }
 
+function pythonClient(lines) {
+  const token = usesToken() ? ', token=os.environ["RAPT_TOKEN"]' : '';
+  return ['', `with rapt.Client("${serverUrl}"${token}) as client:`, ...lines.map((line) => `    ${line}`)];
+}
+
+function pythonImports(usesBf16) {
+  return [...(usesToken() ? ['import os', ''] : []), ...(usesBf16 ? ['import ml_dtypes'] : []), 'import numpy as np', 'import rapt', ''];
+}
+
+function pythonOfLayer({model, inputs, parameters}, {queryLabels, keyLabels}) {
+  const options = Object.entries(parameters).map(([name, isOn]) => `"${name}": ${isOn ? 'True' : 'False'}`);
+  const names = Object.keys(inputs);
+  return [
+    ...pythonImports(false),
+    ...names.map((name) => pythonArray(name, inputs[name], name === 'query' ? queryLabels : keyLabels)),
+    ...pythonClient([
+      `inputs = {${names.map((name) => `"${name}": ${name}`).join(', ')}}`,
+      `result = client.infer("${model}", inputs, ["weights"], parameters={${options.join(', ')}})`]),
+    `print(result["weights"].round(3))  # [batch, ${parameters.average_attn_weights ? '' : 'head, '}query, key]`,
+  ].join('\n');
+}
+
 /**
- * @param {import('./call.js').Call} call
+ * @param {import('./call.js').Call} call or one of a layer
  * @param {import('./sources.js').Source} source
  */
-export function pythonOf(call, {queryLabels, keyLabels}) {
-  const {inputs} = call;
+export function pythonOf(call, source) {
+  if (call.model) return pythonOfLayer(call, source);
+  const {inputs} = call, {queryLabels, keyLabels} = source;
   const options = pythonOptions(call);
-  const lines = ['import numpy as np'];
-  if (inputs.Q.datatype === 'BF16') lines.unshift('import ml_dtypes');
-  if (usesToken()) lines.unshift('import os', '');
-  lines.push('import rapt', '', `# Settings: ${options.join(', ') || 'none'}`);
+  const lines = [...pythonImports(inputs.Q.datatype === 'BF16'), `# Settings: ${options.join(', ') || 'none'}`];
   if (isLong(call)) {
     lines.push('# Save the arrays with the button “Inputs”.');
     for (const [name, t] of Object.entries(inputs)) {
@@ -81,9 +101,7 @@ export function pythonOf(call, {queryLabels, keyLabels}) {
     if (!isValue) lines.push(pythonArray('v', V, keyLabels));
     for (const [name, t] of Object.entries(more)) lines.push(pythonArray(NAMES[name], t));
   }
-  const token = usesToken() ? ', token=os.environ["RAPT_TOKEN"]' : '';
-  lines.push('', `with rapt.Client("${serverUrl}"${token}) as client:`,
-    `    result = client.attend(q, k, v, scores="weights"${options.map((option) => `, ${option}`).join('')})`,
+  lines.push(...pythonClient([`result = client.attend(q, k, v, scores="weights"${options.map((option) => `, ${option}`).join('')})`]),
     'print(result.scores.round(3))  # [batch, head, query, key]');
   return lines.join('\n');
 }
@@ -109,6 +127,7 @@ function cppFields({inputs, parameters: p, isBottomRight}) {
 }
 
 export function cppOf(call) {
+  if (call.model) return '// Layers are called by rapt::client::Client::LayerAttend(); see rapt/layer.h. Python and curl have this call.';
   if (isLong(call)) return '// The arrays are too long for code. The program rapt reads files:\n// rapt attend --q q.npy --k k.npy --v v.npy --weights weights.npy -o y.npy';
   if (call.inputs.Q.datatype !== 'FP32') return '// This code is written for FP32: choose the type FP32.';
   const arrays = Object.entries(call.inputs).map(([name, t]) => {
@@ -142,10 +161,11 @@ export function curlOf(call) {
     const data = Array.from(t.values, t.datatype === 'BOOL' ? String : write).join(', ');
     return `  {"name": "${name}", "datatype": "${t.datatype}", "shape": [${t.shape.join(', ')}],\n   "data": [${data}]}`;
   });
-  const parameters = JSON.stringify({...call.parameters, qk_matmul_output_mode: 3});
+  const [model, output, more] = call.model ? [call.model, 'weights', {}] : ['attention', 'qk_matmul_output', {qk_matmul_output_mode: 3}];
+  const parameters = JSON.stringify({...call.parameters, ...more});
   const token = usesToken() ? '-H "Authorization: Bearer $RAPT_TOKEN" ' : '';
-  return `curl -s ${token}${serverUrl}/v2/models/attention/infer -d '{"inputs": [
+  return `curl -s ${token}${serverUrl}/v2/models/${model}/infer -d '{"inputs": [
 ${inputs.join(',\n')}],
- "outputs": [{"name": "qk_matmul_output"}],
+ "outputs": [{"name": "${output}"}],
  "parameters": ${parameters}}'`;
 }

@@ -35,15 +35,23 @@ export function colourOf(value, {low, high, isAround0}) {
   return along(isAround0 ? AROUND_0 : VIRIDIS, (value - low) / (high - low));
 }
 
+/** What a mask hides, as style.css has it for the legend. Saved pictures are light. */
+export const MASKED = {
+  light: {ground: [226, 229, 233], hatch: [139, 149, 161]},
+  dark: {ground: [35, 43, 53], hatch: [108, 120, 136]},
+};
+
+export const maskedNow = () => (matchMedia('(prefers-color-scheme: dark)').matches ? MASKED.dark : MASKED.light);
+
+/** A pixel of an ImageData. */
+export const pixelOfRgb = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+
 const LEVELS = 1024;
 
 /** Colours as pixels of an ImageData, for many values of one range. @returns {(value: number) => number} */
 export function pixelOf(range) {
   const {low, high} = range;
-  const pixel = (value) => {
-    const [r, g, b] = colourOf(value, range);
-    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
-  };
+  const pixel = (value) => pixelOfRgb(colourOf(value, range));
   const levels = Uint32Array.from({length: LEVELS + 1}, (_, n) => pixel(low + ((high - low) * n) / LEVELS));
   const nan = pixel(NaN), step = LEVELS / (high - low);
   return (value) => (value === value ? levels[Math.min(Math.max(Math.round((value - low) * step), 0), LEVELS)] : nan);

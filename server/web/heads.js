@@ -8,7 +8,7 @@ const SIZE = 84;
 export class Heads extends HTMLElement {
   #weights = null;  // that the pictures show
   #title = el('h3');
-  #grid = el('div', {className: 'heads'});
+  #grid = el('div', {className: 'heads', role: 'group'});
 
   connectedCallback() {
     this.append(this.#title, this.#grid);
@@ -18,18 +18,20 @@ export class Heads extends HTMLElement {
    * @param {import('./tensor.js').Tensor} weights [layers, heads, queries, keys]; the pictures are drawn when they are others
    * @param {(layer: number, head: number) => import('./matrix.js').Matrix} matrixOf
    * @param {{layer: number, head: number}} chosen
+   * @param {string} [title] with one, a single head is shown, too
    */
-  show(weights, matrixOf, chosen) {
+  show(weights, matrixOf, chosen, title = '') {
     const [layers, heads] = weights.shape;
-    this.hidden = layers * heads === 1;
+    this.hidden = !title && layers * heads === 1;
     if (this.hidden) return;
     if (weights !== this.#weights) this.#draw(layers, heads, matrixOf);
+    this.#title.textContent = title || (layers > 1 ? 'Layers × heads' : 'Heads');
+    this.#grid.setAttribute('aria-label', this.#title.textContent);
     this.#weights = weights;
     [...this.#grid.children].forEach((button, n) => button.setAttribute('aria-pressed', n === chosen.layer * heads + chosen.head));
   }
 
   #draw(layers, heads, matrixOf) {
-    this.#title.textContent = layers > 1 ? 'Layers × heads' : 'Heads';
     this.#grid.style.gridTemplateColumns = layers > 1 ? `repeat(${heads}, minmax(40px, 1fr))` : '';
     this.#grid.replaceChildren(...Array.from({length: layers * heads}, (_, n) => {
       const layer = Math.floor(n / heads), head = n % heads;

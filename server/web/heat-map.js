@@ -1,10 +1,14 @@
 // <rapt-heat-map>: a matrix on a canvas, under a grid of cells that the keyboard walks and a screen reader reads.
-import {largestOf, numberIn, paint} from './matrix.js';
+import {largestOf, numberIn, paint, SIZE_OF_NUMBERS} from './matrix.js';
 import {el, longestOf, phrase, show, table} from './text.js';
 
 const MOST_CELLS = 1600;  // of a larger matrix, the grid has only the cell that has the focus
 const LABELS_FROM = 13;   // pixels of a cell
 const ATTENDS = 'attends to';
+const GAP = 12;           // between labels and cells, as in style.css
+const SIZE_OF_LABELS = 0.75;  // the font's, as a share of the cell
+const LETTER_REM = 0.57;      // the width of a letter, about
+const LABEL_REM = 8;          // the most of a label, as in style.css
 const LARGEST_REM = 4.5;
 const SMALLEST_FOR_KEYS = 8;
 const DECIMALS = 3;
@@ -64,6 +68,7 @@ export class HeatMap extends HTMLElement {
    */
   show(matrix, {name, verb = ATTENDS, isTable = false}) {
     this.#matrix = matrix;
+    this.#cell = 0;  // drawn again, now or once there is room
     this.#isTable = isTable;
     this.#verb = verb;
     this.#name = name;
@@ -72,9 +77,10 @@ export class HeatMap extends HTMLElement {
     this.#row = Math.min(this.#row, matrix.rows - 1);
     this.#column = Math.min(this.#column, matrix.columns - 1);
     this.#plot.hidden = isTable;
+    this.#marker.hidden = matrix.rows === 1;
     this.#table.hidden = !isTable;
     if (isTable) this.#showTable();
-    else this.#fit(true);
+    else this.#fit();
     this.#sayMost();
   }
 
@@ -104,40 +110,36 @@ export class HeatMap extends HTMLElement {
     this.#readout.replaceChildren(...phrase`${query} ${verb} ${key}: ${value}`);
   }
 
-  /** Until a cell is pointed at: the largest weight of the row, or its current cell if these are no weights. */
+  /** Until a cell is pointed at: the largest weight of the row, if these are weights. */
   #sayMost() {
     const {rowLabels, columnLabels} = this.#matrix;
     const {at, weight} = largestOf(this.#matrix, this.#row);
-    if (this.#verb !== ATTENDS || !(weight > 0)) return this.#say(this.#row, this.#column);
+    if (this.#verb !== ATTENDS || !(weight > 0)) return this.#readout.replaceChildren();
     this.#readout.replaceChildren(...phrase`“${rowLabels[this.#row]}” attends most to “${columnLabels[at]}” (${show(weight, DECIMALS)})`);
   }
 
   // --- Layout ---
 
-  #fit(isNew = false) {
+  #fit() {
     const matrix = this.#matrix;
     if (!matrix || this.#isTable || this.clientWidth === 0) return;
-    const labelWidth = this.#measureLabels();
-    const room = this.clientWidth - labelWidth - 12;
-    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize), letter = LETTER_REM * rem;
+    const labelWidth = Math.min(longestOf(matrix.rowLabels) * letter + 10, LABEL_REM * rem);
+    const room = this.clientWidth - labelWidth - 2 * GAP;
     let cell = Math.min(LARGEST_REM * rem, room / matrix.columns, Math.max(this.clientWidth, 480) / matrix.rows);
     if (cell >= 2) cell = Math.floor(cell);
-    if (cell === this.#cell && !isNew) return;
+    if (cell === this.#cell) return;
     this.#cell = cell;
     paint(this.#canvas, matrix, cell);
-    this.#placeLabels(cell);
+    this.#placeLabels(cell, letter);
     this.#placeCells(cell);
     this.#placeMarker();
   }
 
-  #measureLabels() {
-    return Math.min(longestOf(this.#matrix.rowLabels) * 8.5 + 10, 120);
-  }
-
-  #placeLabels(cell) {
+  #placeLabels(cell, letter) {
     const {rowLabels, columnLabels} = this.#matrix;
     const areShown = cell >= LABELS_FROM;
-    const isUpright = longestOf(columnLabels) * 8.5 > cell;
+    const isUpright = longestOf(columnLabels) * letter > cell;
     const fill = (box, labels, track) => {
       box.replaceChildren(...(areShown ? labels : []).map((label) => el('span', {title: label}, label)));
       box.style[track] = `repeat(${labels.length}, ${cell}px)`;
@@ -145,7 +147,7 @@ export class HeatMap extends HTMLElement {
     fill(this.#columnLabels, columnLabels, 'gridTemplateColumns');
     fill(this.#rowLabels, rowLabels, 'gridTemplateRows');
     this.#columnLabels.classList.toggle('upright', isUpright);
-    this.#plot.style.fontSize = cell < 20 ? '10px' : '0.93rem';
+    this.#plot.style.fontSize = `min(0.93rem, ${SIZE_OF_LABELS * cell}px)`;
   }
 
   #placeCells(cell) {
@@ -157,6 +159,7 @@ export class HeatMap extends HTMLElement {
     this.#grid.style.gridTemplateColumns = isWhole ? `repeat(${columns}, ${cell}px)` : '';
     this.#grid.style.gridAutoRows = isWhole ? `${cell}px` : '';
     this.#grid.classList.toggle('whole', isWhole);
+    this.#grid.style.fontSize = `min(0.8rem, ${SIZE_OF_NUMBERS * cell}px)`;
     const range = (count, first) => Array.from({length: isWhole ? count : 1}, (_, n) => (isWhole ? n : first));
     this.#grid.replaceChildren(...range(rows, this.#row).map((row) =>
       el('div', {role: 'row', 'aria-rowindex': row + 1}, ...range(columns, this.#column).map((column) => this.#makeCell(row, column)))));

@@ -1,38 +1,84 @@
 // Layers of the server's model repository: models that take a sequence of vectors and return weights.
 import {ask, infer} from './server.js';
 import {toyVectors} from './sources.js';
-import {tensor} from './tensor.js';
+import {sizeOf, tensor} from './tensor.js';
 
 const AT_ONCE = 8;
 
-/** Whether the words of one sentence can be its queries and its keys, and it tells its weights. */
-function isSelfAttention({inputs, outputs}) {
-  const sizeOf = (wanted) => inputs.find(({name}) => name === wanted)?.shape.at(-1);
-  return outputs.some(({name}) => name === 'weights') && sizeOf('query') > 0 && sizeOf('query') === sizeOf('key');
+const pathOf = (name) => `v2/models/${encodeURIComponent(name)}`;
+
+/** `each` of the names, a few at once; those that fail are left out. */
+export async function forLayers(names, each) {
+  const found = [];
+  for (let at = 0; at < names.length; at += AT_ONCE) {
+    const answers = await Promise.allSettled(names.slice(at, at + AT_ONCE).map(each));
+    found.push(...answers.filter(({status}) => status === 'fulfilled').map(({value}) => value));
+  }
+  return found;
 }
 
 /** @returns {Promise<string[]>} */
 export async function listLayers() {
   const models = await ask('v2/repository/index', {});
   const names = models.filter(({state}) => state === 'READY').map(({name}) => name);
-  const described = [];
-  for (let at = 0; at < names.length; at += AT_ONCE) {
-    described.push(...await Promise.allSettled(names.slice(at, at + AT_ONCE).map((name) => ask(`v2/models/${encodeURIComponent(name)}`))));
-  }
   // One that was unloaded meanwhile is no layer any more.
-  return described.filter(({status, value}) => status === 'fulfilled' && isSelfAttention(value)).map(({value}) => value.name);
+  const described = await forLayers(names, (name) => ask(pathOf(name)));
+  return described.filter(({outputs}) => outputs.some(({name}) => name === 'weights')).map(({name}) => name);
 }
 
-/** Sends toy vectors of the words of a source through its layer; it is causal if asked, or if it is configured so. */
-export async function weightsOfLayer(source, isCausal, signal) {
-  const {layer: name, words} = source;
-  const {inputs} = await ask(`v2/models/${encodeURIComponent(name)}`, undefined, signal);
-  const {datatype, shape} = inputs.find((input) => input.name === 'query');
-  const size = shape.at(-1);
-  const query = tensor(datatype, [1, words.length, size], new Float32Array(toyVectors(words, size).flat()));
-  const {outputs, plan, computeUs} = await infer(name, {inputs: {query}, parameters: isCausal ? {is_causal: true} : {}}, ['weights'], signal);
-  const {weights} = outputs;
-  // A layer with bias_k has one key more than words.
-  const keyLabels = weights.shape.at(-1) > words.length ? [...source.keyLabels, 'bias_k'] : source.keyLabels;
-  return {source: {...source, keyLabels}, weights, plan, computeUs};
+/**
+ * @typedef {Object} Description
+ * @property {string} datatype
+ * @property {{query: number, key: number, value: number}} sizes of vectors
+ * @property {boolean} isCausal as configured
+ */
+
+/** @returns {Promise<Description>} */
+export async function describeLayer(name, signal) {
+  const [{inputs}, {parameters}] = await Promise.all([ask(pathOf(name), undefined, signal), ask(`${pathOf(name)}/config`, undefined, signal)]);
+  return {
+    datatype: inputs.find((input) => input.name === 'query').datatype,
+    sizes: Object.fromEntries(inputs.map((input) => [input.name, input.shape.at(-1)])),
+    isCausal: parameters.is_causal?.string_value === 'true',
+  };
+}
+
+/**
+ * A call of a layer with toy vectors for the words. Without `keyWords` of their own, words look at each other.
+ * @param {import('./sources.js').Source} source
+ * @param {Description} description
+ * @param {{causal: boolean, average: boolean}} controls
+ */
+export function layerCallOf({layer, words, keyWords}, {datatype, sizes}, {causal, average}) {
+  const vectors = (texts, size) => tensor(datatype, [1, texts.length, size], new Float32Array(toyVectors(texts, size).flat()));
+  const inputs = {query: vectors(words, sizes.query)};
+  if (keyWords || sizes.key !== sizes.query) inputs.key = vectors(keyWords ?? words, sizes.key);
+  if (sizes.value !== sizes.key) inputs.value = vectors(keyWords ?? words, sizes.value);
+  return {model: layer, inputs, parameters: {is_causal: causal, ...(average && {average_attn_weights: true})}};
+}
+
+/** Query i of a causal layer sees the words 0 to i, and a key of the layer's own. */
+function hiddenByCausality(shape, words) {
+  const [, , queries, keys] = shape;
+  const values = Uint8Array.from({length: sizeOf(shape)}, (_, at) => {
+    const key = at % keys, query = Math.floor(at / keys) % queries;
+    return key > query && key < words;
+  });
+  return tensor('BOOL', shape, values);
+}
+
+/** Weights [1, heads, queries, keys] of a call of a layer, and which of them its causality hides. */
+export async function attendInLayer(layerCall, source, signal) {
+  const {model, inputs, parameters} = layerCall;
+  const {outputs, plan, computeUs} = await infer(model, {inputs, parameters}, ['weights'], signal);
+  const [queries, keys] = outputs.weights.shape.slice(-2);
+  const heads = outputs.weights.shape.length === 4 ? outputs.weights.shape[1] : 1;  // the average has no axis of heads
+  const shape = [1, heads, queries, keys];
+  const words = source.keyLabels.length;
+  return {
+    weights: tensor(outputs.weights.datatype, shape, outputs.weights.values),
+    hidden: parameters.is_causal ? hiddenByCausality(shape, words) : null,
+    keyLabels: keys > words ? [...source.keyLabels, 'bias_k'] : source.keyLabels,  // a key of the layer's own
+    plan, computeUs,
+  };
 }

@@ -6,24 +6,26 @@ import {attendAndShowMask, callOf, hiddenCells} from './call.js';
 import {pythonOf} from './code.js';
 import {colourOf, css, rangeOf} from './colours.js';
 import {readFiles, writeNpy} from './files.js';
-import {listLayers, weightsOfLayer} from './layers.js';
-import {pngOf, svgOf} from './matrix.js';
+import {attendInLayer, describeLayer, layerCallOf, listLayers} from './layers.js';
+import {matrixOfWeights, pngOf, svgOf} from './matrix.js';
 import {ask, askForTokenAgain, onTokenNeeded} from './server.js';
 import {sourceOfArrays, sourceOfLayer, sourceOfNumbers, sourceOfSentence} from './sources.js';
 import {DEFAULTS, formatState, parseState} from './state.js';
-import {headOf} from './tensor.js';
 import {el} from './text.js';
 
 /** The view NAME is the element rapt-NAME of view-NAME.js. */
 const VIEWS = {
-  compare: 'Compare', steps: 'Steps', lines: 'Lines', code: 'Code', gradient: 'Gradient', lessons: 'Lessons',
+  compare: 'Compare', steps: 'Steps', lines: 'Lines', code: 'Code', gradient: 'Gradient', lessons: 'Lessons', layers: 'Layers',
   positions: 'Positions', cost: 'Cost', decode: 'Decode', server: 'Server',
 };
-const WITHOUT_WEIGHTS = ['positions', 'cost', 'server'];  // show something before there are weights
-const WITHOUT_CALL = ['lines', ...WITHOUT_WEIGHTS];       // and for a file of weights
+const WITHOUT_WEIGHTS = ['layers', 'positions', 'cost', 'server'];  // show something before there are weights
+const OF_WEIGHTS = ['lines'];                                       // and for a file of weights
+const OF_LAYERS = ['compare', 'code'];                              // and for a layer
 
 const ADDRESS_MS = 300;
 const COPIED_MS = 4000;
+const OF_A_LAYER = ['causal', 'average'];  // the controls that act on one
+const NUMBERS_EXAMPLE = '1 0\n0 1\n1 1';
 
 const $ = (selector) => document.querySelector(selector);
 const map = $('rapt-heat-map'), words = $('rapt-words'), heads = $('rapt-heads');
@@ -36,6 +38,7 @@ let running = new AbortController();   // ends a call that another one replaces
 let updating = new AbortController();  // likewise for an update of the view
 let addressTimer = 0;
 let layersOfServer = [];
+let wantsSecond = false;  // a field for a second sentence, which may be empty yet
 let remark = '';        // what the last change of a control ignored or changed besides
 
 // --- Asking the server ---------------------------------------------------------------------------
@@ -46,14 +49,20 @@ function sourceOf() {
     return sourceOfArrays(arrays);
   }
   if (state.source === 'numbers') return state.n.trim() ? sourceOfNumbers(state.n) : null;
-  return state.model ? sourceOfLayer(state.s, state.model) : sourceOfSentence(state.s, state.heads, state.kv);
+  return state.model ? sourceOfLayer(state) : sourceOfSentence(state);
 }
 
-/** Weights [layers, heads, queries, keys], and what is masked, from the server or from a file. */
-async function compute(source, signal) {
+/**
+ * Weights [layers, heads, queries, keys], and what is masked, from the server or from a file. `call` and `layerCall` are what the
+ * server was asked.
+ */
+async function compute(source, controls, signal) {
   if (source.weights) return {weights: source.weights, plan: ''};
-  if (source.layer) return weightsOfLayer(source, state.causal, signal);
-  const call = callOf(source, state);
+  if (source.layer) {
+    const layerCall = layerCallOf(source, await describeLayer(source.layer, signal), controls);
+    return {layerCall, ...await attendInLayer(layerCall, source, signal)};
+  }
+  const call = callOf(source, controls);
   const {scores: weights, ...answer} = await attendAndShowMask(call, signal);
   return {call, weights, ...answer};
 }
@@ -68,9 +77,10 @@ async function refresh() {
     const source = sourceOf();
     if (!source) {
       clear();
+      $('.stage').classList.add('blank');
       return report();
     }
-    const result = await compute(source, signal);
+    const result = await compute(source, state, signal);
     signal.throwIfAborted();
     shown = {source, ...result};
     report();
@@ -91,7 +101,7 @@ function say(text, isError = false) {
 
 /** Says what is shown. */
 function report() {
-  const timing = shown?.plan ? `Computed by the server in ${shown.computeUs} µs, plan ${shown.plan}.` : '';
+  const timing = shown?.plan ? `Computed by the server in ${shown.computeUs} µs.` : '';
   say([remark, timing].filter(Boolean).join(' '));
 }
 
@@ -102,16 +112,7 @@ function fail(error) {
 // --- Showing -------------------------------------------------------------------------------------
 
 /** @returns {import('./matrix.js').Matrix} */
-function matrixOf(layer, head) {
-  const {weights, hidden, source} = shown;
-  const [, count, rows, columns] = weights.shape;
-  const at = layer * count + head;
-  const values = headOf(weights, at);
-  return {
-    rows, columns, values, hidden: hidden && headOf(hidden, at),
-    rowLabels: source.queryLabels, columnLabels: source.keyLabels, range: rangeOf(values, true),
-  };
-}
+const matrixOf = (layer, head) => matrixOfWeights(shown, layer, head);
 
 const clamped = (index, count) => Math.min(Math.max(index, 0), count - 1);
 
@@ -125,8 +126,9 @@ function clear() {
 
 function showWhetherShown() {
   $('.stage').classList.toggle('empty', !shown);
+  $('.stage').classList.remove('blank');
   for (const button of document.querySelectorAll('[data-save]')) button.disabled = !shown;
-  for (const button of document.querySelectorAll('[data-copy]')) button.hidden = !shown?.call;
+  for (const button of document.querySelectorAll('[data-copy]')) button.hidden = !shown?.call && !shown?.layerCall;
 }
 
 function render() {
@@ -134,16 +136,25 @@ function render() {
   const layer = clamped(state.layer, layers), head = clamped(state.head, count);
   const matrix = matrixOf(layer, head);
   $('#note').textContent = shown.source.note;
+  showWhetherShown();
   map.show(matrix, {name: 'Attention weights', isTable: state.table});
   heads.show(shown.weights, matrixOf, {layer, head});
   words.show(matrix, clamped(state.row, rows));
   map.mark(clamped(state.row, rows));
-  showWhetherShown();
-  for (const field of document.querySelectorAll('#controls :is(input, select)')) field.disabled = !shown.call && !(shown.source.layer && field.name === 'causal');
+  for (const field of forms[1].elements) if (field.name) field.disabled = !shown.call && !(shown.layerCall && OF_A_LAYER.includes(field.name));
   return showView();
 }
 
 const currentView = () => (Object.hasOwn(VIEWS, state.view) ? state.view : DEFAULTS.view);
+
+/** What the view needs and does not have, or ''. */
+function missingFor(name) {
+  if (WITHOUT_WEIGHTS.includes(name)) return '';
+  if (!shown) return 'This view shows numbers of the attention above, once there is some.';
+  if (shown.call || OF_WEIGHTS.includes(name)) return '';
+  if (!shown.layerCall) return 'These weights come from a file. This view needs a call: a sentence, numbers, or arrays q, k and v.';
+  return OF_LAYERS.includes(name) ? '' : 'A layer tells its weights, not the steps to them. This view needs a call: toy vectors, numbers, or arrays q, k and v.';
+}
 
 /** Updates the chosen view; an update that still runs ends, so that its answers don't come after those of this one. */
 async function showView() {
@@ -154,10 +165,8 @@ async function showView() {
   try {
     await import(`./view-${name}.js`);
     signal.throwIfAborted();
-    if (!shown && !WITHOUT_WEIGHTS.includes(name)) return $('#view').replaceChildren();
-    if (!shown?.call && !WITHOUT_CALL.includes(name)) {
-      return $('#view').replaceChildren(el('p', {className: 'quiet'}, 'These weights come from a file or a layer. This view needs a call: toy vectors, numbers, or arrays q, k and v.'));
-    }
+    const missing = missingFor(name);
+    if (missing) return $('#view').replaceChildren(el('p', {className: 'quiet'}, missing));
     let view = $('#view').firstElementChild;
     if (view?.localName !== `rapt-${name}`) {
       view = el(`rapt-${name}`);
@@ -165,7 +174,8 @@ async function showView() {
     }
     const [layers, count, rows] = shown?.weights.shape ?? [1, 1, 1];
     await view.update({
-      ...shown, state, matrixOf, signal,
+      ...shown, state, matrixOf, signal, layersOfServer,
+      compute: (patch) => compute(shown.source, {...state, ...patch}, signal),
       layer: clamped(state.layer, layers), head: clamped(state.head, count), row: clamped(state.row, rows),
     });
   } catch (error) {
@@ -173,21 +183,35 @@ async function showView() {
   }
 }
 
-/** Browsers allow about 100 changes of the address in 30 s: changes that follow each other are written once. */
-function writeAddress() {
+/** @param {'pushState' | 'replaceState'} how */
+function writeAddress(how) {
   clearTimeout(addressTimer);
-  addressTimer = setTimeout(() => {
-    try {
-      history.replaceState(null, '', formatState(state) || location.pathname + location.search);
-    } catch { /* too many; the next change writes the whole state */ }
-  }, ADDRESS_MS);
+  try {
+    history[how](null, '', formatState(state) || location.pathname + location.search);
+  } catch { /* too many; the next change writes the whole state */ }
 }
 
-/** Changes the state, its address and what follows from it. */
-function change(patch, needsServer = true, newRemark = '') {
-  state = {...state, ...patch};
+/** Browsers allow about 100 changes of the address in 30 s: changes that follow each other are written once. */
+function writeAddressSoon() {
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(() => writeAddress('replaceState'), ADDRESS_MS);
+}
+
+/**
+ * Changes the state, its address and what follows from it.
+ * @param {{needsServer?: boolean, remark?: string, isStep?: boolean}} options `isStep`: the browser's Back undoes it
+ */
+function change(patch, {needsServer = true, remark: newRemark = '', isStep = false} = {}) {
+  const next = {...state, ...patch};
+  if (isStep && formatState(next) !== formatState(state)) {
+    writeAddress('replaceState');  // changes that were not written yet belong to the step before
+    state = next;
+    writeAddress('pushState');
+  } else {
+    state = next;
+    writeAddressSoon();
+  }
   remark = newRemark;
-  writeAddress();
   fillControls();
   if (!needsServer) return;
   askForTokenAgain();
@@ -196,7 +220,7 @@ function change(patch, needsServer = true, newRemark = '') {
 
 function chooseRow(row) {
   if (row === state.row || !shown) return;
-  change({row}, false);
+  change({row}, {needsServer: false});
   map.mark(row);
   words.show(matrixOf(clamped(state.layer, shown.weights.shape[0]), clamped(state.head, shown.weights.shape[1])), row);
   showView();
@@ -213,10 +237,13 @@ function fillControls() {
     field.removeAttribute('aria-invalid');
   }
   for (const part of document.querySelectorAll('[data-source]')) part.hidden = part.dataset.source !== state.source;
-  for (const part of document.querySelectorAll('[data-if]')) {
-    const [name, value] = part.dataset.if.split('=');
-    part.hidden = state[name] !== value;
-  }
+  const isLayer = state.source === 'sentence' && state.model !== '';
+  for (const part of document.querySelectorAll('[data-if=layer]')) part.hidden = !isLayer;
+  for (const part of document.querySelectorAll('[data-unless=layer]')) part.hidden = isLayer;
+  $('[data-if=entmax]').hidden = state.norm !== 'entmax';
+  const hasSecond = wantsSecond || state.s2 !== '';
+  $('#second').hidden ||= !hasSecond;
+  $('#cross').setAttribute('aria-expanded', hasSecond);
   $('#temperature').textContent = state.t.toFixed(1);
   $('#clear').hidden = !state.hide;
   $('#table').setAttribute('aria-pressed', state.table);
@@ -247,7 +274,8 @@ function complaintOf({validity, min, max, step, ariaLabel, labels}) {
 
 function onControl({target: field}) {
   if (!Object.hasOwn(DEFAULTS, field.name)) return;
-  if (field.name === 's' || field.name === 'n') return;  // by Enter or the button
+  if (['s', 's2', 'n'].includes(field.name)) return;  // by Enter or the button
+  if (field.name === 'model') return chooseLayer(field.value);
   let message = complaintOf(field);
   if (message) field.setAttribute('aria-invalid', 'true');
   else field.removeAttribute('aria-invalid');
@@ -260,18 +288,44 @@ function onControl({target: field}) {
     message ||= `Key heads changed to ${patch.kv} with the query heads.`;
   }
   if (field.name === 'kv' && 'heads' in patch) message ||= `Query heads changed to ${patch.heads}, a multiple of the key heads.`;
-  change(patch, field.name !== 'paint', message);
+  change(patch, {needsServer: field.name !== 'paint', remark: message, isStep: field.name === 'source'});
 }
+
+/** Causal then says what the layer is configured to be. */
+async function chooseLayer(model, patch = {}) {
+  try {
+    const isCausal = model ? (await describeLayer(model)).isCausal : state.causal;
+    const isNews = isCausal && !state.causal;
+    change({model, row: 0, head: 0, hide: '', causal: isCausal, ...patch}, {isStep: true, remark: isNews ? `${model} is causal; switch Causal off to see it without.` : ''});
+  } catch (error) {
+    fail(error);
+  }
+}
+
+const show = (patch) => change({row: 0, hide: '', ...patch}, {isStep: true});
 
 function onSubmit(event) {
   event.preventDefault();
-  change({s: $('#sentence').value, n: $('[name=n]').value, row: 0, hide: ''});
+  show({s: $('#sentence').value, s2: $('#keys').value, n: $('[name=n]').value});
+}
+
+function bindExamples() {
+  for (const button of document.querySelectorAll('[data-example]')) {
+    button.addEventListener('click', () => show({s: button.textContent, s2: ''}));
+  }
+  $('#numbers-example').addEventListener('click', () => show({n: NUMBERS_EXAMPLE}));
+  $('#cross').addEventListener('click', () => {
+    wantsSecond = $('#second').hidden;
+    if (!wantsSecond && state.s2) show({s2: ''});
+    else fillControls();
+    if (wantsSecond) $('#keys').focus();
+  });
 }
 
 async function useFiles(files) {
   try {
     arrays = await readFiles(files);
-    change({source: 'files', row: 0, head: 0, layer: 0, hide: ''});
+    show({source: 'files', head: 0, layer: 0});
   } catch (error) {
     fail(error);
   }
@@ -280,7 +334,7 @@ async function useFiles(files) {
 function bindControls() {
   forms[0].addEventListener('submit', onSubmit);
   forms[1].addEventListener('submit', (event) => event.preventDefault());
-  for (const form of forms) form.addEventListener('input', onControl);
+  $('main').addEventListener('input', onControl);
   $('#files').addEventListener('change', ({target}) => useFiles(target.files));
   for (const type of ['dragover', 'drop']) {
     document.addEventListener(type, (event) => {
@@ -292,11 +346,11 @@ function bindControls() {
   }
   $('#clear').addEventListener('click', () => change({hide: ''}));
   $('#reset').addEventListener('click', () => {
-    const kept = ({source, s, n, model, view, table}) => ({source, s, n, model, view, table});
-    change({...DEFAULTS, ...kept(state)});
+    const kept = ({source, s, s2, n, model, view, table}) => ({source, s, s2, n, model, view, table});
+    change({...DEFAULTS, ...kept(state)}, {isStep: true});
   });
   $('#table').addEventListener('click', () => {
-    change({table: !state.table}, false);
+    change({table: !state.table}, {needsServer: false});
     if (shown) render();
   });
   map.addEventListener('choose', ({detail}) => chooseRow(detail.row));
@@ -307,10 +361,12 @@ function bindControls() {
   });
   words.addEventListener('choose', ({detail}) => chooseRow(detail.row));
   heads.addEventListener('choosehead', ({detail}) => {
-    change(detail, false);
+    change(detail, {needsServer: false});
     render();
   });
+  document.addEventListener('chooselayer', ({detail: {model, head}}) => chooseLayer(model, {head}));
   document.addEventListener('updateview', showView);
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => shown && render());  // the colours of masked cells
   window.addEventListener('hashchange', () => {
     clearTimeout(addressTimer);
     state = parseState(location.hash);
@@ -321,13 +377,21 @@ function bindControls() {
   });
 }
 
+/** Beside the map they are always open; below it on a small screen, at first not. */
+function openSettings() {
+  const isWide = matchMedia('(min-width: 800px)');
+  const follow = () => { $('#settings').open = isWide.matches; };
+  isWide.addEventListener('change', follow);
+  follow();
+}
+
 function bindTabs() {
   const list = $('[role=tablist]');
   const names = Object.keys(VIEWS);
   for (const name of names) {
     const tab = el('button', {type: 'button', role: 'tab', id: `tab-${name}`, 'data-view': name, 'aria-controls': 'view'}, VIEWS[name]);
     tab.addEventListener('click', () => {
-      change({view: name}, false);
+      change({view: name}, {needsServer: false, isStep: true});
       showView();
     });
     list.append(tab);
@@ -362,7 +426,7 @@ async function copy(text) {
     say(message);
     setTimeout(() => $('#status').textContent === message && report(), COPIED_MS);
   } catch {
-    change({view: 'code'}, false);
+    change({view: 'code'}, {needsServer: false});
     await showView();
     say('The browser does not let this page copy. The code is below.');
   }
@@ -378,7 +442,7 @@ function bindSaving() {
       }
     });
   }
-  $('[data-copy=python]').addEventListener('click', () => shown?.call && copy(pythonOf(shown.call, shown.source)));
+  $('[data-copy=python]').addEventListener('click', () => shown && copy(pythonOf(shown.call ?? shown.layerCall, shown.source)));
   document.addEventListener('copytext', ({detail}) => copy(detail));
   document.addEventListener('savefile', ({detail: {name, blob}}) => save(name, blob));
 }
@@ -413,15 +477,16 @@ async function showServer() {
 async function showLayers() {
   layersOfServer = await listLayers();
   fillLayers();
+  if (currentView() === 'layers') await showView();
 }
 
 /** Offers the server's layers, and the one that the address names if it is none of them. */
 function fillLayers() {
   const isMissing = state.model && !layersOfServer.includes(state.model);
-  const options = layersOfServer.map((name) => el('option', {value: name}, `layer ${name}`));
-  if (isMissing) options.push(el('option', {value: state.model}, `layer ${state.model}, not on this server`));
+  const options = layersOfServer.map((name) => el('option', {value: name}, name));
+  if (isMissing) options.push(el('option', {value: state.model}, `${state.model}, not on this server`));
   const choice = $('[name=model]');
-  choice.replaceChildren(el('option', {value: ''}, 'toy vectors'), ...options);
+  choice.replaceChildren(el('option', {value: ''}, 'toy vectors'), el('optgroup', {label: 'Layers of this server'}, ...options));
   choice.value = state.model;
   choice.hidden = options.length === 0;
 }
@@ -429,7 +494,9 @@ function fillLayers() {
 onTokenNeeded(askForToken);
 bindTabs();
 bindControls();
+bindExamples();
 bindSaving();
+openSettings();
 drawScale();
 fillControls();
 await refresh();

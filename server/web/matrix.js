@@ -1,5 +1,6 @@
 // Draws matrices on canvases, and heat maps as pictures.
-import {colourOf, css, inkOn, pixelOf} from './colours.js';
+import {colourOf, css, inkOn, MASKED, maskedNow, pixelOf, pixelOfRgb, rangeOf} from './colours.js';
+import {headOf} from './tensor.js';
 import {show, svg} from './text.js';
 
 /**
@@ -13,6 +14,21 @@ import {show, svg} from './text.js';
  * @property {import('./colours.js').Range} range
  */
 
+/**
+ * The weights of a head.
+ * @param {{weights: import('./tensor.js').Tensor, hidden: ?import('./tensor.js').Tensor, source: import('./sources.js').Source,
+ *   keyLabels?: string[]}} answer with weights [layers, heads, queries, keys]
+ * @returns {Matrix}
+ */
+export function matrixOfWeights({weights, hidden, source, keyLabels = source.keyLabels}, layer, head) {
+  const [, count, rows, columns] = weights.shape;
+  const at = layer * count + head;
+  return {
+    rows, columns, values: headOf(weights, at), hidden: hidden && headOf(hidden, at),
+    rowLabels: source.queryLabels, columnLabels: keyLabels, range: rangeOf([], true),
+  };
+}
+
 /** The column and the value of the largest number in a row. */
 export function largestOf({columns, values}, row) {
   let at = 0;
@@ -22,27 +38,28 @@ export function largestOf({columns, values}, row) {
   return {at, weight: values[row * columns + at]};
 }
 
-const HIDDEN = [226, 229, 233];
-const HIDDEN_PIXEL = 0xffe9e5e2;  // the same
-const HATCH = '#8b95a1';
 const GAP_FROM = 12;  // pixels of a cell
 const HATCH_FROM = 5;
 const NUMBERS_FROM = 34;
+const MOST_CHARACTERS = 5;  // of a number that fits
+
+/** The font's size in a cell, as a share of the cell. */
+export const SIZE_OF_NUMBERS = 0.3;
 
 /** One pixel for each element. */
-function pixelsOf({rows, columns, values, hidden, range}) {
+function pixelsOf({rows, columns, values, hidden, range}, masked) {
   const image = new ImageData(columns, rows);
-  const pixels = new Uint32Array(image.data.buffer), pixel = pixelOf(range);
-  for (let at = 0; at < rows * columns; ++at) pixels[at] = hidden?.[at] ? HIDDEN_PIXEL : pixel(values[at]);
+  const pixels = new Uint32Array(image.data.buffer), pixel = pixelOf(range), maskedPixel = pixelOfRgb(masked.ground);
+  for (let at = 0; at < rows * columns; ++at) pixels[at] = hidden?.[at] ? maskedPixel : pixel(values[at]);
   const canvas = new OffscreenCanvas(columns, rows);
   canvas.getContext('2d').putImageData(image, 0, 0);
   return canvas;
 }
 
-function hatching(context) {
+function hatching(context, masked) {
   const tile = new OffscreenCanvas(6, 6);
   const lines = tile.getContext('2d');
-  lines.strokeStyle = HATCH;
+  lines.strokeStyle = css(masked.hatch);
   for (const at of [0, 6, 12]) {  // the corners belong to the neighbouring tiles' lines
     lines.moveTo(at - 6.5, 6.5);
     lines.lineTo(at + 0.5, -0.5);
@@ -51,14 +68,14 @@ function hatching(context) {
   return context.createPattern(tile, 'repeat');
 }
 
-/** Fills a context with the matrix. @param {number} cell the pixels of an element */
-export function drawMatrix(context, matrix, cell) {
+/** Fills a context with the matrix. @param {number} cell the pixels of an element @param masked the colours of what is hidden */
+function drawMatrix(context, matrix, cell, masked) {
   const {rows, columns, hidden} = matrix;
   const width = columns * cell, height = rows * cell;
   context.imageSmoothingEnabled = cell < 1;
-  context.drawImage(pixelsOf(matrix), 0, 0, width, height);
+  context.drawImage(pixelsOf(matrix, masked), 0, 0, width, height);
   if (hidden && cell >= HATCH_FROM) {
-    context.fillStyle = hatching(context);
+    context.fillStyle = hatching(context, masked);
     for (let at = 0; at < rows * columns; ++at) {
       if (hidden[at]) context.fillRect((at % columns) * cell, Math.floor(at / columns) * cell, cell, cell);
     }
@@ -78,14 +95,15 @@ export function paint(canvas, matrix, cell) {
   canvas.style.height = `${height}px`;
   const context = canvas.getContext('2d');
   context.scale(canvas.width / width, canvas.height / height);
-  drawMatrix(context, matrix, cell);
+  drawMatrix(context, matrix, cell, maskedNow());
 }
 
 /** How a cell's value is written, or '' where the cell is too small. */
 export function numberIn(matrix, at, cell) {
   if (cell < NUMBERS_FROM) return {text: '', ink: ''};
   if (matrix.hidden?.[at]) return {text: '', ink: ''};
-  return {text: show(matrix.values[at]), ink: inkOn(colourOf(matrix.values[at], matrix.range))};
+  const text = show(matrix.values[at]);
+  return {text: text.length > MOST_CHARACTERS ? '' : text, ink: inkOn(colourOf(matrix.values[at], matrix.range))};
 }
 
 // --- Pictures ------------------------------------------------------------------------------------
@@ -100,7 +118,7 @@ export async function pngOf(matrix) {
   const canvas = new OffscreenCanvas(room + columns * cell, room + rows * cell);
   const context = canvas.getContext('2d');
   context.translate(room, room);
-  drawMatrix(context, matrix, cell);
+  drawMatrix(context, matrix, cell, MASKED.light);
   context.globalCompositeOperation = 'destination-over';
   context.fillStyle = '#fff';
   context.fillRect(-room, -room, canvas.width, canvas.height);
@@ -145,7 +163,7 @@ export function svgOf(matrix) {
   });
   for (let at = 0; at < rows * columns; ++at) {
     const x = LABEL_ROOM + (at % columns) * cell, y = LABEL_ROOM + Math.floor(at / columns) * cell;
-    const rgb = hidden?.[at] ? HIDDEN : colourOf(values[at], range);
+    const rgb = hidden?.[at] ? MASKED.light.ground : colourOf(values[at], range);
     picture.append(svg('rect', {x, y, width: cell - 1, height: cell - 1, fill: css(rgb)}));
     const text = hidden?.[at] ? '–' : show(values[at]);
     picture.append(svg('text', {x: x + cell / 2, y: y + cell / 2 + 4, 'text-anchor': 'middle', fill: inkOn(rgb)}, text));

@@ -11,6 +11,7 @@ import {tensor} from './tensor.js';
  * @property {import('./tensor.js').Tensor} [v]
  * @property {string} [layer] the model that computes, from `words`
  * @property {string[]} [words]
+ * @property {string[]} [keyWords] of another sentence, which `words` look at
  * @property {import('./tensor.js').Tensor} [weights] [layers, heads, queries, keys]: shown as they are
  */
 
@@ -112,33 +113,40 @@ function wordsOf(sentence) {
   return words;
 }
 
+/** The words of a sentence, and of the one that they look at: another, or the same. */
+function wordsAndLabels({s, s2}) {
+  const words = wordsOf(s), keyWords = s2.trim() ? wordsOf(s2) : null;
+  const queryLabels = labelsOf(words);
+  return {words, keyWords, queryLabels, keyLabels: keyWords ? labelsOf(keyWords) : queryLabels};
+}
+
 /** The words for a layer of the server. @returns {Source} */
-export function sourceOfLayer(sentence, layer) {
-  const words = wordsOf(sentence), labels = labelsOf(words);
+export function sourceOfLayer(sentences) {
   return {
-    queryLabels: labels, keyLabels: labels, layer, words,
-    note: `The layer ${layer} of this server, with its weights; the words are toy vectors, as the layer has no dictionary.`,
+    ...wordsAndLabels(sentences), layer: sentences.model,
+    note: `The layer ${sentences.model} of this server, with its weights; the words are toy vectors, as the layer has no dictionary.`,
   };
 }
 
 /** @returns {Source} */
-export function sourceOfSentence(sentence, heads, kvHeads) {
-  const words = wordsOf(sentence);
-  const labels = labelsOf(words), common = {queryLabels: labels, keyLabels: labels};
-  if (words.join(' ').toLowerCase() === DEMO && heads === 1) {
+export function sourceOfSentence({heads, kv, ...sentences}) {
+  const {words, keyWords, queryLabels, keyLabels} = wordsAndLabels(sentences);
+  const common = {queryLabels, keyLabels}, numbered = repeats([...queryLabels, ...keyLabels]);
+  if (words.join(' ').toLowerCase() === DEMO && heads === 1 && !keyWords) {
     return {
       ...common,
-      note: `Hand-made vectors: six numbers for what each word is, and six for what it looks for. Not a language model.${repeats(labels)}`,
+      note: `Hand-made vectors: six numbers for what each word is, and six for what it looks for. Not a language model.${numbered}`,
       q: tensorOf([LOOKS_FOR]), k: tensorOf([IS]), v: tensorOf([IS]),
     };
   }
+  const fits = keyWords ? 'Words fit those with the same letters, and those at the same place.' : 'Q = K, so most words fit themselves best.';
   return {
     ...common,
     note: `Toy vectors. Not a language model: each word has numbers drawn from a seed, and its position; words mean nothing here. `
-      + `${heads > 1 ? 'In head 0, ' : ''}Q = K, so most words fit themselves best.${repeats(labels)}`,
+      + `${heads > 1 ? 'In head 0, ' : ''}${fits}${numbered}`,
     q: tensorOf(toyRows(words, heads, true)),
-    k: tensorOf(toyRows(words, kvHeads, false)),
-    v: tensorOf(toyRows(words, kvHeads, false)),
+    k: tensorOf(toyRows(keyWords ?? words, kv, false)),
+    v: tensorOf(toyRows(keyWords ?? words, kv, false)),
   };
 }
 

@@ -2,7 +2,7 @@
 import {DEMO} from './sources.js';
 
 export const DEFAULTS = {
-  source: 'sentence', s: DEMO, n: '', model: '',
+  source: 'sentence', s: DEMO, s2: '', n: '', model: '', average: false,
   heads: 1, kv: 1,
   causal: false, left: '', right: '', align: 'top_left', blocks: 'none', block: 2, hide: '', paint: false,
   scale: '', t: 1, softcap: '', sink: '', alibi: false,

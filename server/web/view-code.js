@@ -27,13 +27,14 @@ class Code extends HTMLElement {
     }
     copy.addEventListener('click', () => this.#emit('copytext', this.#code.textContent));
     this.#inputs.addEventListener('click', () => {
-      for (const [name, t] of Object.entries(this.call.inputs)) this.#emit('savefile', {name: `${FILES[name]}.npy`, blob: writeNpy(t)});
+      for (const [name, t] of Object.entries(this.call.inputs)) this.#emit('savefile', {name: `${FILES[name] ?? name}.npy`, blob: writeNpy(t)});
     });
   }
 
-  update({call, source}) {
-    if (this.call === call) return;
-    Object.assign(this, {call, source});
+  update({call, layerCall, source, plan}) {
+    const shown = call ?? layerCall;
+    if (this.call === shown) return;
+    Object.assign(this, {call: shown, source, plan});
     this.#write();
   }
 
@@ -43,6 +44,7 @@ class Code extends HTMLElement {
     this.#hint.textContent = [
       this.#language === 'Python' ? 'pip install the wheel rapt_attention-*.whl, or set PYTHONPATH to client/python of a checkout.' : '',
       this.#language === 'C++' ? 'Link rapt::client, after find_package(rapt); client/cpp has its CMakeLists.txt.' : '',
+      `The server’s plan: ${this.plan}.`,
       usesToken() && this.#language !== 'C++' ? 'The variable RAPT_TOKEN of the environment has your token.' : '',
     ].join(' ');
     this.#code.textContent = WRITERS[this.#language](this.call, this.source);

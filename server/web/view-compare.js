@@ -1,22 +1,9 @@
 // <rapt-compare>: the same call without and with a causal mask.
 import './heat-map.js';
-import {attendAndShowMask} from './call.js';
-import {rangeOf} from './colours.js';
-import {largestOf} from './matrix.js';
-import {headOf} from './tensor.js';
+import {largestOf, matrixOfWeights} from './matrix.js';
 import {el, phrase, show} from './text.js';
 
 const TITLES = ['Without the causal mask', 'With the causal mask: no word sees ahead'];
-
-const withCausal = (call, isCausal) => ({...call, parameters: {...call.parameters, is_causal: isCausal}});
-
-function matrixOf({scores, hidden}, source, head) {
-  const [, , rows, columns] = scores.shape;
-  return {
-    rows, columns, values: headOf(scores, head), hidden: hidden && headOf(hidden, head),
-    rowLabels: source.queryLabels, columnLabels: source.keyLabels, range: rangeOf([], true),
-  };
-}
 
 /** What the causal mask changed in a row. */
 function changeOf(before, after, row) {
@@ -43,14 +30,14 @@ class Compare extends HTMLElement {
     this.append(this.#change, el('div', {className: 'columns'}, ...this.#sides.map(({title, map}) => el('div', {}, title, map))));
   }
 
-  async update({call, source, head, row, state, signal}) {
-    if (this.call !== call) {
-      const answers = await Promise.all([false, true].map((isCausal) => attendAndShowMask(withCausal(call, isCausal), signal)));
+  async update({weights, source, compute, head, row, state, signal}) {
+    if (this.weights !== weights) {
+      const answers = await Promise.all([false, true].map((causal) => compute({causal})));
       signal.throwIfAborted();
-      Object.assign(this, {call, answers, matrices: null});
+      Object.assign(this, {weights, answers, matrices: null});
     }
     if (!this.matrices || this.head !== head || this.isTable !== state.table) {
-      Object.assign(this, {head, isTable: state.table, matrices: this.answers.map((answer) => matrixOf(answer, source, head))});
+      Object.assign(this, {head, isTable: state.table, matrices: this.answers.map((answer) => matrixOfWeights({...answer, source}, 0, head))});
       this.#sides.forEach(({title, map}, n) => map.show(this.matrices[n], {name: title.textContent, isTable: state.table}));
     }
     for (const {map} of this.#sides) map.mark(row);

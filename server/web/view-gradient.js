@@ -1,14 +1,13 @@
 // <rapt-gradient>: how the chosen word's output depends on every number of Q, K and V, by the server's backward pass.
 import './heat-map.js';
 import {gradientsOf} from './call.js';
-import {rangeOf} from './colours.js';
 import {headOf} from './tensor.js';
 import {el, phrase} from './text.js';
 
 const PARTS = [
-  ['dQ', 'Queries: only the chosen word’s own row can matter.'],
-  ['dK', 'Keys: how much a change of a key would move weight to it or away.'],
-  ['dV', 'Values: the weight of the word, in every column.'],
+  ['dQ', 'Queries. Only its own can change the output of the chosen word.'],
+  ['dK', 'Keys. A change of a word’s key moves weight to the word or away from it.'],
+  ['dV', 'Values. A word’s value counts as much as its weight, in every number.'],
 ];
 
 class Gradient extends HTMLElement {
@@ -18,8 +17,8 @@ class Gradient extends HTMLElement {
   connectedCallback() {
     this.className = 'stack';
     this.append(this.#heading, el('p', {className: 'quiet'},
-      'The gradient of the sum of the numbers of its output. Red raises the output, blue lowers it, white changes nothing.'),
-    el('div', {className: 'columns'}, ...this.#maps.map(({name, text, map}) =>
+      'How the sum of its output’s numbers changes with each number that goes in: red raises it, blue lowers it, white changes nothing.'),
+    el('div', {className: 'columns thirds'}, ...this.#maps.map(({name, text, map}) =>
       el('div', {}, el('h3', {}, name), el('p', {className: 'quiet'}, text), map))));
   }
 
@@ -34,7 +33,7 @@ class Gradient extends HTMLElement {
       const values = headOf(t, name === 'dQ' ? head : Math.floor(head / queriesPerKey));
       map.show({
         rows, columns, values, rowLabels: name === 'dQ' ? source.queryLabels : source.keyLabels,
-        columnLabels: Array.from({length: columns}, (_, n) => String(n)), range: {...rangeOf(values, false), ...around0(values)},
+        columnLabels: Array.from({length: columns}, (_, n) => String(n)), range: around0(values),
       }, {name: `${name} for ${source.queryLabels[row]}`, verb: 'number'});
       map.mark(Math.min(row, rows - 1));
     }

@@ -42,7 +42,7 @@ async function entropy({matrixOf, layer, head}) {
 /** Vectors of 64 numbers as training begins with: their products have a standard deviation of 8. */
 function unscaled() {
   const words = 'one two three four five six seven eight';
-  const size = 64, {q, keyLabels} = sourceOfSentence(words, 4, 4);
+  const size = 64, {q, keyLabels} = sourceOfSentence({s: words, s2: '', heads: 4, kv: 4});
   const spread = tensor('FP32', [1, 1, 8, size], new Float32Array(8 * size));
   for (let at = 0; at < 8 * size; ++at) {
     const token = Math.floor(at / size), n = at % size;

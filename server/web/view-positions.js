@@ -24,7 +24,7 @@ class Positions extends HTMLElement {
     form.addEventListener('change', () => this.#redraw());
     this.append(el('p', {className: 'quiet'},
       'Attention alone does not know where a word stands. This encoding, added to its vector, tells it: sines and cosines of the position, from fast to slow.'),
-    form, el('div', {className: 'columns'}, this.#map, this.#chart));
+    form, el('div', {className: 'columns'}, el('div', {}, el('h3', {}, 'A row for each position'), this.#map), this.#chart));
   }
 
   async update() {

@@ -48,8 +48,10 @@ class Server extends HTMLElement {
       'largest message': showBytes(Number(server.maxMessageBytes)),
     });
     if (this.#samples.length > 2) this.#drawRates();
-    this.#models.replaceChildren(table('Since the start of the server', ['model', 'calls', 'errors', 'queue', 'compute'],
-      models.map(({name, inference_stats: {success, fail, queue, compute_infer: compute}}) => [
+    const called = models.filter(({inference_stats: {success, fail}}) => Number(success.count) + Number(fail.count) > 0);
+    const rest = models.length - called.length;
+    this.#models.replaceChildren(table(`Since the start of the server${rest ? `; ${rest} models without calls are left out` : ''}`, ['model', 'calls', 'errors', 'queue', 'compute'],
+      called.map(({name, inference_stats: {success, fail, queue, compute_infer: compute}}) => [
         name, success.count, fail.count, milliseconds(Number(queue.ns), Number(queue.count)), milliseconds(Number(compute.ns), Number(compute.count)),
       ])));
   }

@@ -6,21 +6,21 @@ import {headOf} from './tensor.js';
 import {el, phrase} from './text.js';
 
 const STEPS = [
-  ['scores', '1. Scores', 'scale · Q Kᵀ: how well the query fits each key.'],
-  ['softcapped', '2. Softcap', 'Scores after softcap · tanh(score / softcap); without a softcap, the same.'],
-  ['biased', '3. Mask', 'Scores after mask and bias: −∞ hides a key.'],
-  ['weights', '4. Weights', 'The normalizer of the row: not negative, and their sum is 1 without a sink.'],
+  ['scores', '1. Scores', 'How well the word fits each word: the larger, the better. Its query times their keys, times the scale.', 'scale · Q Kᵀ'],
+  ['softcapped', '2. Softcap', 'Large scores are bent to stay below the softcap. Without one, nothing changes.', 'softcap · tanh(score / softcap)'],
+  ['biased', '3. Mask', 'Words that the mask hides get the score −∞. ALiBi lowers the scores of words that are far away.', 'score + bias'],
+  ['weights', '4. Weights', 'Scores become shares, none below 0. They add up to 1, or to less with a sink.', 'softmax, or another normalizer'],
 ];
+const OUTPUT = ['output', '5. Output', 'The values of all words, each times its weight, added up: the new vector of the word.', 'weights · V'];
 
 class Steps extends HTMLElement {
-  #maps = [...STEPS, ['output', '5. Output', 'The sum of the rows of V, each times its weight: a row of Y.']]
-    .map(([name, title, text]) => ({name, title, text, map: el('rapt-heat-map')}));
+  #maps = [...STEPS, OUTPUT].map(([name, title, text, formula]) => ({name, title, text, formula, map: el('rapt-heat-map')}));
   #heading = el('h3');
 
   connectedCallback() {
     this.className = 'stack';
-    this.append(this.#heading, ...this.#maps.map(({title, text, map}) =>
-      el('div', {}, el('h3', {}, title), el('p', {className: 'quiet'}, text), map)));
+    this.append(this.#heading, ...this.#maps.map(({title, text, formula, map}) =>
+      el('div', {className: 'step'}, el('div', {}, el('h3', {}, title), el('p', {}, text), el('p', {className: 'quiet'}, el('code', {}, formula))), map)));
   }
 
   async update({call, hidden, source, head, row, signal}) {
@@ -34,6 +34,7 @@ class Steps extends HTMLElement {
       const columns = t.shape[3];
       return headOf(t, head).subarray(row * columns, (row + 1) * columns);
     };
+    const scores = this.results.slice(0, 3).flatMap((result) => [...rowOf(result.scores)]);  // of one range, so that they compare
     this.#maps.forEach(({name, title, map}, n) => {
       const isOutput = name === 'output';
       const values = rowOf(isOutput ? this.results[0].y : this.results[n].scores);
@@ -41,7 +42,7 @@ class Steps extends HTMLElement {
       const labels = isOutput ? Array.from(values, (_, d) => `y${d}`) : source.keyLabels;
       map.show({
         rows: 1, columns: values.length, values, hidden: isMasked && rowOf(hidden), rowLabels: [source.queryLabels[row]], columnLabels: labels,
-        range: rangeOf(values, name === 'weights'),
+        range: rangeOf(isOutput ? values : scores, name === 'weights'),
       }, {name: `${title} of ${source.queryLabels[row]}`, verb: '→'});
     });
   }

@@ -4,6 +4,12 @@ import {el, phrase, show} from './text.js';
 const MOST_RANKED = 6;
 const PLAY_MS = 900;
 
+/** Colours words by their weights; the darkest has the largest. */
+function shade(words, weights) {
+  const most = Array.from(words, (_, n) => weights[n] ?? 0).reduce((a, b) => Math.max(a, b), 1e-9);
+  [...words].forEach((word, n) => word.style.setProperty('--weight', Math.max(0, weights[n] / most || 0).toFixed(3)));
+}
+
 /** Event: `choose` {row}. */
 export class Words extends HTMLElement {
   #rows = 0;
@@ -12,12 +18,13 @@ export class Words extends HTMLElement {
   #timer = 0;
   #title = el('h2');
   #text = el('div', {className: 'text', role: 'radiogroup', 'aria-label': 'The word that looks'});
+  #others = el('p', {className: 'text', 'aria-hidden': 'true'});  // of another sentence; the list below has their weights
   #ranking = el('ol', {className: 'ranking', 'aria-label': 'Most attended words'});
   #slider = el('input', {type: 'range', min: 0, 'aria-label': 'Query'});
   #play = el('button', {type: 'button'}, 'Play');
 
   connectedCallback() {
-    this.append(this.#title, el('div', {className: 'player'}, this.#play, this.#slider), this.#text,
+    this.append(this.#title, el('div', {className: 'player'}, this.#play, this.#slider), this.#text, this.#others,
       el('h3', {}, 'Most attended'), this.#ranking);
     this.#play.hidden = matchMedia('(prefers-reduced-motion: reduce)').matches;
     this.#slider.addEventListener('input', () => this.#choose(Number(this.#slider.value)));
@@ -38,8 +45,10 @@ export class Words extends HTMLElement {
     this.#slider.setAttribute('aria-valuetext', rowLabels[row]);
     this.#title.replaceChildren(...phrase`What “${rowLabels[row]}” attends to`);
     const weights = Array.from({length: columns}, (_, n) => values[row * columns + n]);
-    const isSelf = rows === columns || rowLabels.every((label, n) => label === columnLabels[n]);
-    this.#fillText(rows === columns ? columnLabels : rowLabels, isSelf ? weights.slice(0, rows) : [], row);
+    const isSelf = rowLabels.every((label, n) => label === columnLabels[n]);
+    this.#fillText(rowLabels, isSelf ? weights : [], row);
+    this.#others.hidden = isSelf;
+    if (!isSelf) this.#fillOthers(columnLabels, weights);
     this.#fillRanking(weights, columnLabels, (n) => hidden?.[row * columns + n]);
   }
 
@@ -49,13 +58,17 @@ export class Words extends HTMLElement {
       this.#text.replaceChildren(...labels.map((label, n) => el('button', {type: 'button', role: 'radio', 'data-row': n}, label)));
     }
     const hadFocus = this.#text.contains(document.activeElement);
-    const most = weights.reduce((a, b) => Math.max(a, b), 1e-9);
     [...this.#text.children].forEach((word, n) => {
       word.tabIndex = n === row ? 0 : -1;
       word.setAttribute('aria-checked', n === row);
-      word.style.setProperty('--weight', Math.max(0, weights[n] / most || 0).toFixed(3));
     });
+    shade(this.#text.children, weights);
     if (hadFocus) this.#text.children[row].focus();
+  }
+
+  #fillOthers(labels, weights) {
+    this.#others.replaceChildren(...labels.map((label) => el('span', {}, label)));
+    shade(this.#others.children, weights);
   }
 
   #fillRanking(weights, labels, isHidden) {

@@ -367,6 +367,68 @@ def test_words_are_what_a_reader_sees(explorer):
     expect(explorer.page.locator("#note")).to_contain_text("Q = K, so most words fit themselves best")
 
 
+def test_a_sentence_looks_at_another(explorer):
+    explorer.open("#s=a+dog+saw&s2=the+dog+saw+a+cat&causal=1")
+    assert_shows(explorer, visible=np.arange(5)[None] <= np.arange(3)[:, None])
+    words = explorer.page.get_by_role("radiogroup", name="The word that looks").get_by_role("radio")
+    assert words.all_text_contents() == ["a", "dog", "saw"]
+    explorer.set("causal", False).page.get_by_role("radio", name="dog").click()
+    others = explorer.page.locator("rapt-words p.text span")
+    assert others.all_text_contents() == ["the", "dog", "saw", "a", "cat"]
+    shares = others.evaluate_all("words => words.map(word => Number(word.style.getPropertyValue('--weight')))")
+    row = explorer.weights()[1]
+    np.testing.assert_allclose(shares, row / row.max(), atol=0.01)
+    second = explorer.page.get_by_role("button", name="look at another sentence")
+    expect(second).to_have_attribute("aria-expanded", "true")
+    second.click()
+    explorer.settle()
+    assert explorer.weights().shape == (3, 3)
+    expect(explorer.page.get_by_role("textbox", name="Sentence that is looked at")).to_be_hidden()
+
+
+def test_examples(explorer):
+    explorer.open("#s2=a+dog").page.get_by_role("button", name="a rose is a rose is a rose").click()
+    explorer.settle()
+    assert explorer.weights().shape == (8, 8)
+    expect(explorer.page.get_by_role("textbox", name="Sentence").first).to_have_value("a rose is a rose is a rose")
+    explorer.page.locator("[value=numbers]").check(force=True)
+    explorer.page.get_by_role("button", name="three tokens of two numbers").click()
+    explorer.settle()
+    x = np.array([[1, 0], [0, 1], [1, 1]])
+    np.testing.assert_allclose(explorer.weights(), attention(x, x), atol=LABEL_STEP + 1e-6)
+
+
+def test_before_anything_is_given_no_card_is_empty(explorer):
+    explorer.open("#source=numbers")
+    for part in ("#map", "#words", "#settings"):
+        expect(explorer.page.locator(part)).to_be_hidden()
+    expect(explorer.page.get_by_role("tabpanel")).to_contain_text("once there is some")
+    explorer.page.get_by_role("tab", name="Positions").click()
+    expect(explorer.page.locator("rapt-positions [role=gridcell]").first).to_be_visible()
+    explorer.page.get_by_role("button", name="three tokens of two numbers").click()
+    for part in ("#map", "#words", "#settings"):
+        expect(explorer.page.locator(part)).to_be_visible()
+
+
+def test_back_undoes_the_last_step(explorer):
+    page = explorer.open().page
+    for name in ("Steps", "Steps", "Lines"):  # the same view twice is one step
+        page.get_by_role("tab", name=name).click()
+    explorer.type("a dog saw a bird").set("t", 2)
+    expect_in_address(explorer, "t=2")
+    page.go_back()
+    expect(page.get_by_role("textbox", name="Sentence").first).to_have_value("the cat sat on the mat")
+    expect(page.get_by_role("tab", name="Lines")).to_have_attribute("aria-selected", "true")
+    page.go_back()
+    expect(page.locator("rapt-steps")).to_be_visible()
+    page.go_back()
+    expect(page.locator("rapt-compare")).to_be_visible()
+    explorer.settle()
+    assert_shows(explorer)
+    page.go_forward()
+    expect(page.locator("rapt-steps")).to_be_visible()
+
+
 def test_full_and_causal_side_by_side(explorer):
     explorer.open()
     tensors = explorer.inputs()
@@ -413,6 +475,36 @@ def test_five_steps_of_a_query(explorer):
     for n, want in enumerate([scores, capped, biased, weights, weights @ v]):
         labels = maps.nth(n).locator("[role=gridcell]").evaluate_all("cells => cells.map(cell => cell.getAttribute('aria-label'))")
         np.testing.assert_allclose([number_of(label) for label in labels], want, atol=LABEL_STEP + 1e-5)
+
+
+def colour_of(map, cell):
+    """The colour of the corner of a cell of the first row."""
+    return map.locator("canvas").evaluate(
+        """(canvas, cell) => {
+          const size = canvas.width / getComputedStyle(canvas.parentElement.querySelector('.cells')).gridTemplateColumns.split(' ').length;
+          const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+          copy.drawImage(canvas, -cell * size - 4, -4);
+          return [...copy.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+        }""",
+        cell,
+    )
+
+
+def test_scores_of_all_steps_have_the_same_colours(explorer):
+    explorer.open("#view=steps&causal=1&row=1")
+    maps = explorer.page.locator("rapt-steps rapt-heat-map")
+    expect(maps.nth(2).locator("[aria-label*=masked]")).to_have_count(4)
+    for cell in range(2):
+        assert colour_of(maps.nth(0), cell) == colour_of(maps.nth(2), cell)
+
+
+def test_masked_cells_follow_the_colour_scheme(explorer):
+    explorer.open("#causal=1")
+    map = explorer.page.locator("#map rapt-heat-map")
+    for scheme, is_light in (("light", True), ("dark", False), ("light", True)):
+        explorer.page.emulate_media(color_scheme=scheme)
+        explorer.page.wait_for_function("() => new Promise(requestAnimationFrame)")
+        assert (min(colour_of(map, 3)) > 128) == is_light
 
 
 # --- Copies and files -------------------------------------------------------------------------------
@@ -525,50 +617,154 @@ def test_weights_of_layers_and_heads(explorer, tmp_path, dtype):
     for layer, head in [(0, 0), (2, 1), (1, 0)]:
         explorer.page.get_by_role("button", name=f"layer {layer}, head {head}").click()
         np.testing.assert_allclose(explorer.weights(), weights[layer, 0, head], atol=LABEL_STEP + 1e-6)
-    expect(explorer.page.get_by_role("checkbox", name="Causal")).to_be_disabled()
+    for name in ("Causal", "Paint", "ALiBi"):
+        expect(explorer.page.get_by_role("checkbox", name=name)).to_be_disabled()
     explorer.keep_picture("layers")
 
 
+@contextlib.contextmanager
+def open_layers(browser, folder, extra={}):
+    for name, (config, tensors) in (make_layers.layers() | extra).items():
+        make_layers.write_layer(folder / name, config, tensors)
+    with RaptServer(f"--model_repository={folder}") as server, open_page(browser, f"http://{server.http_address}") as explorer:
+        yield server, explorer
+
+
+def weights_of_layer(server, name, inputs, **parameters):
+    """The layer's answer to what the page sent, in JSON."""
+    sent = [{"name": n, "datatype": "FP32", "shape": x.shape, "data": x.ravel().tolist()} for n, x in inputs.items()]
+    message = json.dumps({"inputs": sent, "outputs": [{"name": "weights"}], "parameters": parameters}).encode()
+    (weights,) = json.loads(fetch(server, f"/v2/models/{name}/infer", "POST", data=message)[2])["outputs"]
+    return np.array(weights["data"]).reshape(weights["shape"])[0]
+
+
 def test_a_layer_of_the_server(browser, tmp_path):
-    for name, (config, tensors) in make_layers.layers().items():
-        make_layers.write_layer(tmp_path / name, config, tensors)
-    with RaptServer(f"--model_repository={tmp_path}") as server, open_page(browser, f"http://{server.http_address}") as explorer:
+    with open_layers(browser, tmp_path) as (server, explorer):
         # One whose description fails hides no other.
         explorer.page.route("**/v2/models/t5_block", lambda route: route.fulfill(status=404, json={"error": "unloaded meanwhile"}))
         explorer.open().type("one two three")
         choice = explorer.page.get_by_role("combobox", name="Layer")
-        expect(choice.locator("option", has_text="layer gpt2_block")).to_be_attached()
-        # The words of one sentence are not both of its kinds of vectors.
-        expect(choice.locator("option", has_text="bahdanau")).to_have_count(0)
+        expect(choice.locator("option", has_text="gpt2_block")).to_be_attached()
         expect(choice.locator("option", has_text="t5_block")).to_have_count(0)
         forget_status(explorer, 404)
+        causal, status = explorer.page.get_by_role("checkbox", name="Causal"), explorer.page.get_by_role("status")
         choice.select_option("gpt2_block")
+        expect(causal).to_be_checked()  # as it is configured
         explorer.settle()
-        sent = explorer.inputs("gpt2_block")["query"]
-        inputs = [{"name": "query", "datatype": "FP32", "shape": sent.shape, "data": sent.ravel().tolist()}]
-        message = json.dumps({"inputs": inputs, "outputs": [{"name": "weights"}]}).encode()
-        (weights,) = json.loads(fetch(server, "/v2/models/gpt2_block/infer", "POST", data=message)[2])["outputs"]
-        want = np.array(weights["data"]).reshape(weights["shape"])[0]
-        for head in range(len(want)):
-            explorer.page.get_by_role("button", name=f"head {head}").click()
-            np.testing.assert_allclose(explorer.weights(), want[head], atol=LABEL_STEP + 1e-6)
+        expect(status).to_contain_text("gpt2_block is causal")
+        for is_causal in (True, False):
+            causal.set_checked(is_causal)
+            explorer.settle()
+            want = weights_of_layer(server, "gpt2_block", explorer.inputs("gpt2_block"), is_causal=is_causal)
+            assert (want[0, 0, 1:] == 0).all() == is_causal
+            for head in range(len(want)):
+                explorer.page.get_by_role("button", name=f"head {head}").click()
+                np.testing.assert_allclose(explorer.weights(), want[head], atol=LABEL_STEP + 1e-6)
         expect_in_address(explorer, "model=gpt2_block")
-        explorer.set("model", "bert_block")
+        choice.select_option("bert_block")
+        expect(causal).not_to_be_checked()
+        explorer.settle()
         assert (explorer.weights() > 0).all()
         explorer.set("causal", True)
         weights = explorer.weights()
         assert (weights[np.triu_indices(3, 1)] == 0).all() and (weights[np.tril_indices(3)] > 0).all()
-        expect(explorer.page.get_by_label("Softcap")).to_be_disabled()
-        explorer.set("model", "gpt2_block")
+        expect(explorer.page.locator(CELLS + "[aria-label*=masked]")).to_have_count(3)
+        expect(explorer.page.get_by_label("Softcap")).to_be_hidden()  # a layer has none
         explorer.keep_picture("layer")
+
+
+def test_full_and_causal_of_a_layer(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (server, explorer):
+        explorer.open("#model=bert_block&head=2&s=one+two+three")
+        sent = explorer.inputs("bert_block")
+        maps = explorer.page.locator("rapt-compare rapt-heat-map")
+        for n, is_causal in enumerate([False, True]):
+            want = weights_of_layer(server, "bert_block", sent, is_causal=is_causal)[2]
+            np.testing.assert_allclose(labels_of(maps.nth(n)), want, atol=LABEL_STEP + 1e-6)
+        explorer.page.get_by_role("tab", name="Steps").click()
+        expect(explorer.page.get_by_role("tabpanel")).to_contain_text("A layer tells its weights, not the steps to them.")
+
+
+def test_the_average_of_the_heads_of_a_layer(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (server, explorer):
+        explorer.open("#model=torch_block&s=one+two+three")
+        want = weights_of_layer(server, "torch_block", explorer.inputs("torch_block"))
+        explorer.page.get_by_role("checkbox", name="Average of the heads").check()
+        explorer.settle()
+        np.testing.assert_allclose(explorer.weights(), want.mean(axis=0), atol=LABEL_STEP + 1e-6)
+        expect(explorer.page.locator("#map rapt-heads")).to_be_hidden()
+        expect_in_address(explorer, "average=1")
+        explorer.set("model", "")
+        expect(explorer.page.get_by_role("checkbox", name="Average of the heads")).to_be_hidden()
+
+
+# Queries, keys and values of three sizes, as in the cross-attention of two models.
+SIZES = {
+    "cross": (
+        {"num_attention_heads": 4},
+        {f"{name}_proj_weight": np.random.default_rng(size).standard_normal((32, size)).astype(np.float32) / 6 for name, size in (("q", 32), ("k", 24), ("v", 20))}
+        | {"out_proj.weight": np.eye(32, dtype=np.float32)},
+    )
+}
+
+
+@pytest.mark.parametrize("layer, sizes", [("torch_block", (32, 32, None)), ("bahdanau", (16, 32, None)), ("cross", (32, 24, 20))])
+def test_a_sentence_looks_at_another_by_a_layer(browser, tmp_path, layer, sizes):
+    with open_layers(browser, tmp_path, SIZES) as (server, explorer):
+        explorer.open(f"#model={layer}&s=le+chat+dort")
+        explorer.page.get_by_role("button", name="look at another sentence").click()
+        box = explorer.page.get_by_role("textbox", name="Sentence that is looked at")
+        expect(box).to_be_focused()
+        box.fill("the cat is asleep")
+        box.press("Enter")
+        explorer.settle()
+        sent = explorer.inputs(layer)
+        assert tuple(sent[name].shape[-1] if name in sent else None for name in ("query", "key", "value")) == sizes
+        assert explorer.page.locator("#map .row-labels span").all_text_contents() == ["le", "chat", "dort"]
+        assert explorer.page.locator("#map .column-labels span").all_text_contents() == ["the", "cat", "is", "asleep"]
+        np.testing.assert_allclose(explorer.weights(), weights_of_layer(server, layer, sent, is_causal=False)[0], atol=LABEL_STEP + 1e-6)
+
+
+@pytest.mark.parametrize("state", ["#model=bert_block&causal=1", "#model=bahdanau&s2=a+b+c", "#model=torch_block&average=1"])
+def test_the_copied_code_of_a_layer_gives_the_same_numbers(browser, tmp_path, state):
+    with open_layers(browser, tmp_path / "models") as (_, explorer):
+        explorer.open(state)
+        code = code_of(explorer, "Python") + "\nnp.save('weights.npy', result['weights'])\n"
+        subprocess.run([sys.executable, "-B", "-c", code], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+        weights = np.load(tmp_path / "weights.npy")[0]
+        want = explorer.weights()
+        np.testing.assert_allclose(want, weights if weights.ndim == 2 else weights[0], atol=LABEL_STEP + 1e-6)
+        answer = json.loads(subprocess.run(["bash", "-c", code_of(explorer, "curl")], check=True, capture_output=True).stdout)
+        got = np.array(answer["outputs"][0]["data"]).reshape(-1, *want.shape)[0]
+        np.testing.assert_allclose(want, got, atol=LABEL_STEP + 1e-6)
+
+
+def test_layers_times_heads(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (server, explorer):
+        explorer.open("#view=layers&s=one+two+three")
+        rows = explorer.page.locator("rapt-layers rapt-heads")
+        expect(rows).to_have_count(len(make_layers.layers()))
+        assert rows.locator("h3").all_text_contents() == sorted(make_layers.layers())
+        row = explorer.page.get_by_role("group", name="llama_block")
+        expect(row.get_by_role("button")).to_have_count(4)
+        explorer.page.get_by_role("tab", name="Layers").focus()
+        row.get_by_role("button", name="head 3").click()
+        explorer.settle()
+        want = weights_of_layer(server, "llama_block", explorer.inputs("llama_block"))[3]
+        np.testing.assert_allclose(explorer.weights(), want, atol=LABEL_STEP + 1e-6)
+        expect(explorer.page.get_by_role("group", name="llama_block").get_by_role("button", pressed=True)).to_have_text("head 3")
+        assert violations(explorer) == []
+        explorer.keep_picture("layers-of-the-server")
 
 
 def test_a_layer_that_is_gone(explorer):
     explorer.open("#model=gone")
-    expect(explorer.page.get_by_role("combobox", name="Layer").locator("option:checked")).to_have_text("layer gone, not on this server")
+    expect(explorer.page.get_by_role("combobox", name="Layer").locator("option:checked")).to_have_text("gone, not on this server")
     expect(explorer.page.get_by_role("status")).to_contain_text("unknown model 'gone'")
     explorer.set("model", "")
     assert_shows(explorer)
+    explorer.page.get_by_role("tab", name="Layers").click()
+    expect(explorer.page.get_by_role("tabpanel")).to_contain_text("This server has no layers: start it with --model_repository.")
     forget_status(explorer, 404)
 
 
@@ -658,6 +854,22 @@ def test_gradients(explorer):
     for n, want in enumerate([row * (slopes @ k), np.outer(slopes, q[2]), np.outer(weights, np.ones(6))]):
         np.testing.assert_allclose(labels_of(maps.nth(n)), want, atol=LABEL_STEP + 1e-5)
         expect(maps.nth(n).locator("[tabindex='0'][role=gridcell]")).to_have_attribute("aria-label", re.compile("^sat number"))
+
+
+def test_gradients_of_the_last_queries(explorer, tmp_path):
+    arrays = save_arrays(tmp_path)
+    explorer.open("#source=files&view=gradient&causal=1&align=bottom_right&row=1&head=1")
+    explorer.page.set_input_files("#files", [tmp_path / f"{name}.npy" for name in "qkv"])
+    explorer.settle().page.get_by_role("button", name="head 1").click()
+    explorer.page.get_by_role("radio", name="q1").click()
+    maps = explorer.page.locator("rapt-gradient rapt-heat-map")
+    expect(maps.first.locator("[role=grid]")).to_have_attribute("aria-label", "dQ for q1")
+    q, k, v = (arrays[name][1].astype(float) for name in "qkv")
+    weights = attention(q, k, visible=np.arange(7)[None] <= np.arange(5)[:, None] + 2)[1]
+    slopes = weights * (v.sum(1) - weights @ v.sum(1)) / math.sqrt(8)
+    row = np.arange(5)[:, None] == 1
+    for n, want in enumerate([row * (slopes @ k), np.outer(slopes, q[1]), np.outer(weights, np.ones(8))]):
+        np.testing.assert_allclose(labels_of(maps.nth(n)), want, atol=LABEL_STEP + 1e-5)
 
 
 def test_positions(explorer):
@@ -910,6 +1122,18 @@ def test_caches_that_come_too_late_are_closed(explorer, server):
 # --- Errors -----------------------------------------------------------------------------------------
 
 
+def test_a_server_that_does_not_answer(explorer):
+    explorer.open()
+    status = explorer.page.get_by_role("status")
+    explorer.page.context.set_offline(True)
+    explorer.set("causal", True)
+    expect(status).to_have_text("The server does not answer.")
+    explorer.page.context.set_offline(False)
+    explorer.set("causal", False)
+    assert_shows(explorer)
+    explorer.complaints.clear()  # the browser's own lines
+
+
 def test_an_error_of_the_server_is_shown(explorer):
     explorer.open("#norm=sparsemax&sink=1")
     status = explorer.page.get_by_role("status")
@@ -932,7 +1156,10 @@ def test_after_an_error_nothing_of_the_call_before_is_shown(explorer):
         for part in (*parts, copying):
             expect(part).to_be_hidden() if is_wrong else expect(part).to_be_visible()
         for button in buttons:
-            expect(button).to_be_disabled() if is_wrong else expect(button).to_be_enabled()
+            if value == "files":
+                expect(button).to_be_hidden()
+            else:
+                expect(button).to_be_disabled() if is_wrong else expect(button).to_be_enabled()
     assert_shows(explorer, sink=1)
     forget_status(explorer, 400)
 
@@ -1032,6 +1259,61 @@ def test_screens(browser, server, width, height):
         widest = "parts => Math.max(...parts.map(part => part.scrollWidth - part.clientWidth))"
         assert explorer.page.locator("html, .card, #view, rapt-compare .columns > div").evaluate_all(widest) <= 0
         explorer.keep_picture(f"long-word-{width}")
+
+
+# Pairs of texts whose boxes overlap by more than what line boxes share.
+OVERLAPS = """() => {
+  const boxes = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const {currentNode: text} = walker, {parentElement: parent} = text;
+    if (!text.data.trim() || parent.closest('option, title, .skip') || !parent.checkVisibility({visibilityProperty: true})) continue;
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    for (const {left, right, top, bottom} of range.getClientRects()) boxes.push({text: text.data.trim(), left, right, top, bottom});
+  }
+  const pairs = [];
+  boxes.forEach((a, n) => boxes.slice(n + 1).forEach((b) => {
+    const across = Math.min(a.right, b.right) - Math.max(a.left, b.left), down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (across > 1 && down > 4) pairs.push(`${a.text} | ${b.text}`);
+  }));
+  return pairs;
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 820, 1440, 3840])
+def test_no_text_lies_on_another(browser, server, width):
+    with open_page(browser, f"http://{server.http_address}") as explorer:
+        explorer.page.set_viewport_size({"width": width, "height": 900})
+        explorer.open("#s=the+quick+brown+fox+jumps+over+the+lazy+dog&causal=1&heads=4")
+        explorer.page.evaluate("document.querySelector('#settings').open = true")
+        for tab in explorer.page.get_by_role("tab").all():
+            tab.click()
+            explorer.page.locator(f"rapt-{tab.text_content().lower()}").wait_for()
+            explorer.page.wait_for_load_state("networkidle")
+            assert explorer.page.evaluate(OVERLAPS) == [], tab.text_content()
+            assert explorer.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+            explorer.keep_picture(f"view-{tab.text_content().lower()}-{width}")
+
+
+def test_on_a_phone_the_mask_is_beside_the_map(browser, server):
+    with open_page(browser, f"http://{server.http_address}") as explorer:
+        explorer.page.set_viewport_size({"width": 390, "height": 844})
+        explorer.open()
+        tops = [explorer.page.locator(part).bounding_box()["y"] for part in ("[name=causal]", "#map .plot", "#words", "#settings", ".views")]
+        assert tops == sorted(tops)
+        expect(explorer.page.get_by_label("Softcap")).to_be_hidden()
+        explorer.page.get_by_text("Controls", exact=True).click()
+        expect(explorer.page.get_by_label("Softcap")).to_be_visible()
+        explorer.page.set_viewport_size({"width": 1440, "height": 844})
+        expect(explorer.page.get_by_label("Softcap")).to_be_visible()
+
+
+def test_forced_colours(browser, server):
+    with open_page(browser, f"http://{server.http_address}", forced_colors="active", color_scheme="dark") as explorer:
+        explorer.open("#causal=1&heads=4")
+        assert violations(explorer) == []
+        assert colour_of(explorer.page.locator("#map rapt-heat-map"), 0) == [253, 231, 37]  # viridis stays
+        explorer.keep_picture("forced-colours")
 
 
 # --- The page as files ------------------------------------------------------------------------------

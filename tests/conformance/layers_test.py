@@ -331,6 +331,9 @@ def test_layers_are_listed_described_and_counted(client, server):
     assert outputs[0] == {"name": "Y", "datatype": "FP32", "shape": ["-1", "-1", "28"]}
     config = client.get_model_config("torch_block", as_json=True)["config"]
     assert [tensor["name"] for tensor in config["input"] if not tensor.get("optional")] == ["query"]
+    for name, is_causal in (("torch_block", "false"), ("gpt2_block", "true")):
+        config = client.get_model_config(name, as_json=True)["config"]
+        assert config["parameters"]["is_causal"] == {"string_value": is_causal}
     before = counted(client, "luong_dot")
     infer(client, "luong_dot", random_inputs("luong_dot", 2, 2))
     assert counted(client, "luong_dot") == before + 1

@@ -210,6 +210,10 @@ inference::ModelConfig Configure(const ModelInfo& model, const Residence& reside
   for (const ModelTensor& output : model.outputs) {
     if (!output.unlisted) Configure(output, *config.add_output());
   }
+  if (model.layer != nullptr) {
+    (*config.mutable_parameters())["is_causal"].set_string_value(
+        model.layer->config().is_causal ? "true" : "false");
+  }
   if (HasSequences(model, residence)) {
     const auto idle =
         std::chrono::duration_cast<std::chrono::microseconds>(*residence.sequence_lease);
