@@ -149,7 +149,7 @@ absl::Status CheckLayerFields(const v1::EstimateMemoryRequest& request) {
   static const auto* const kAllowed =
       new std::set<std::string>{"batch", "lengths", "dtype", "model"};
   std::vector<const google::protobuf::FieldDescriptor*> given;
-  request.GetReflection()->ListFields(request, &given);
+  v1::EstimateMemoryRequest::GetReflection()->ListFields(request, &given);
   for (const auto* field : given) {
     if (kAllowed->contains(field->name())) continue;
     return absl::InvalidArgumentError(absl::StrCat(
