@@ -113,6 +113,7 @@ class AsyncClient(_Asynchronous):
     infer = _in_thread(Client.infer)
     diagnose = _in_thread(Client.diagnose)
     estimate_memory = _in_thread(Client.estimate_memory)
+    estimate_layer_memory = _in_thread(Client.estimate_layer_memory)
     info = _in_thread(Client.info)
     ready = _in_thread(Client.ready)
     create_cache = _makes_cache(Client.create_cache)

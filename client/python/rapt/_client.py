@@ -334,6 +334,21 @@ class Client:
         request |= {camel(name): integer(name, value) for name, value in sizes.items()}
         return self._server.ask(MemoryEstimates, "POST", "/rapt/v1/estimate-memory", request, timeout)
 
+    def estimate_layer_memory(
+        self, model: str, lengths: Sequence[int], *, batch: int = 1, dtype: Float | None = None, timeout: float | None = None
+    ) -> MemoryEstimates:
+        """The memory that calls of a layer of the server's --model_repository need, with query and key of each length: its
+        weights, and what a call reserves. Without `dtype` that of the weights. standard_bytes and chunked_bytes are 0."""
+        check(isinstance(model, str) and model != "", f"model is {model!r}", "it must be the name of a layer")
+        request: dict[str, Any] = {
+            "model": model,
+            "lengths": [integer("lengths", length) for length in lengths],
+            "batch": integer("batch", batch),
+        }
+        if dtype is not None:
+            request["dtype"] = dtype_name("dtype", dtype)
+        return self._server.ask(MemoryEstimates, "POST", "/rapt/v1/estimate-memory", request, timeout)
+
     def info(self, *, timeout: float | None = None) -> ServerInfo:
         """Version, backends, limits and memory of the server."""
         return self._server.ask(ServerInfo, "GET", "/rapt/v1/server", {}, timeout)

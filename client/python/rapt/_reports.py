@@ -103,9 +103,15 @@ class InputEstimate:
 
 
 @dataclass(frozen=True)
+class LayerEstimate:
+    weight_bytes: int = 0  # held as long as the layer is loaded
+    charged_bytes: int = 0  # reserved by a call
+
+
+@dataclass(frozen=True)
 class MemoryEstimate:
     length: int = 0
-    tensor_bytes: int = 0  # q, k, v and y, needed in any case; the others come on top
+    tensor_bytes: int = 0  # q, k, v (of a layer its inputs) and y, needed in any case; the others come on top
     standard_bytes: int = 0  # the whole score matrix
     chunked_bytes: int = 0  # scores of one block of keys at a time
     fused_bytes: int = 0  # the workspace of the server's plan
@@ -113,6 +119,7 @@ class MemoryEstimate:
     inputs: list[InputEstimate] = field(default_factory=list)
     lsh: OperatorEstimate = OperatorEstimate()
     linear: OperatorEstimate = OperatorEstimate()
+    layer: LayerEstimate = LayerEstimate()  # of estimate_layer_memory()
 
 
 @dataclass(frozen=True)

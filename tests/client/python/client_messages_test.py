@@ -57,6 +57,7 @@ def test_fields_are_those_of_the_proto(name):
         (_reports.MemoryEstimate, "MemoryEstimate", set()),
         (_reports.InputEstimate, "InputEstimate", set()),
         (_reports.OperatorEstimate, "OperatorEstimate", set()),
+        (_reports.LayerEstimate, "LayerEstimate", set()),
         (_reports.ServerInfo, "GetServerInfoResponse", set()),
         (_reports.BackendInfo, "BackendInfo", set()),
         (_reports.InstructionSetInfo, "InstructionSetInfo", set()),

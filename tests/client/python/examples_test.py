@@ -51,6 +51,11 @@ def test_a_server_computes_the_trained_layer(tmp_path):
     x = np.random.default_rng(1).standard_normal((1, 7, 32), np.float32)
     with RaptServer(f"--model_repository={tmp_path}") as server, rapt.Client(f"http://{server.http_address}") as client:
         outputs = client.infer("layer", {"query": x}, ["Y", "weights"])
+        (estimate,) = client.estimate_layer_memory("layer", [7]).estimates
+        with pytest.raises(ValueError, match="model is ''; it must be the name of a layer"):
+            client.estimate_layer_memory("", [7])
+    assert estimate.tensor_bytes == 2 * x.nbytes and estimate.layer.weight_bytes >= 4 * 32 * 32 * 4
+    assert estimate.layer.charged_bytes > estimate.fused_bytes > 0
     header, _, data = (tmp_path / "layer/model.safetensors").read_bytes().partition(b"}}")
     assert header.index(b"in_proj_weight") < header.index(b"out_proj.weight")
     inner, outer = np.split(np.frombuffer(data, np.float32).reshape(128, 32), [96])
