@@ -884,6 +884,29 @@ def test_positions(explorer):
     np.testing.assert_allclose(labels_of(map), want, atol=LABEL_STEP + 1e-6)
 
 
+def choose_encoding(explorer, name, positions, numbers):
+    page = explorer.open("#view=positions").page
+    for field, value in (("Positions", positions), ("Numbers", numbers)):
+        page.get_by_role("spinbutton", name=field).fill(str(value))
+    page.get_by_role("combobox", name="Encoding").select_option(name)
+    return page.locator("rapt-positions rapt-heat-map")
+
+
+def test_rotary_positions(explorer):
+    map = choose_encoding(explorer, "rotary", 7, 4)
+    expect(map.locator("[role=gridcell]")).to_have_count(28)
+    expect(explorer.page.locator("rapt-positions > p")).to_contain_text("every pair was (1, 0)")
+    angles = np.arange(7)[:, None] * 10000.0 ** -np.array([0, 0.5])
+    np.testing.assert_allclose(labels_of(map), np.stack([np.cos(angles), np.sin(angles)], axis=2).reshape(7, 4), atol=LABEL_STEP + 1e-6)
+
+
+def test_alibi_positions(explorer):
+    map = choose_encoding(explorer, "ALiBi", 9, 4)
+    expect(map.locator("[role=gridcell]")).to_have_count(81)
+    distances = abs(np.arange(9)[:, None] - np.arange(9))
+    np.testing.assert_allclose(labels_of(map), -distances * 2.0**-8, atol=LABEL_STEP + 1e-6)
+
+
 def test_costs(explorer, server):
     explorer.open("#view=cost")
     message = {"batch": 1, "queryHeads": 1, "headSize": 64, "lengths": [128, 65536]}
