@@ -13,8 +13,10 @@
 // for the decoder's state, Wk = W1, no Wv, additive scores and additive_weight v; "concat" likewise
 // with W cut in two. There is no residual and no LayerNorm.
 //
-// CPU only: no device has a form of a layer. Gradients: attention.h has them for Q, K and V; a
-// layer has none.
+// CPU only: no device has a form of a layer. A layer has no gradient of its input: dX = dQ Wq +
+// dK Wk + dV Wv needs the matrices packed by columns as well, which would double the memory of
+// weights, and a backward pass through rotary embedding and norms. attention.h has the gradients
+// of Q, K and V.
 #ifndef RAPT_ATTENTION_LAYER_LAYER_H_
 #define RAPT_ATTENTION_LAYER_LAYER_H_
 
