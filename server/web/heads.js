@@ -7,6 +7,7 @@ const SIZE = 84;
 /** Event: `choosehead` {layer, head}. */
 export class Heads extends HTMLElement {
   #weights = null;  // that the pictures show
+  #pictures = [];   // [canvas, matrix]
   #title = el('h3');
   #grid = el('div', {className: 'heads', role: 'group'});
 
@@ -33,16 +34,21 @@ export class Heads extends HTMLElement {
 
   #draw(layers, heads, matrixOf) {
     this.#grid.style.gridTemplateColumns = layers > 1 ? `repeat(${heads}, minmax(40px, 1fr))` : '';
+    this.#pictures = [];
     this.#grid.replaceChildren(...Array.from({length: layers * heads}, (_, n) => {
       const layer = Math.floor(n / heads), head = n % heads;
       const canvas = el('canvas', {'aria-hidden': 'true'});
-      const matrix = matrixOf(layer, head);
-      paint(canvas, matrix, SIZE / Math.max(matrix.rows, matrix.columns));
+      this.#pictures.push([canvas, matrixOf(layer, head)]);
       const button = el('button', {type: 'button'}, canvas, layers > 1 ? `layer ${layer}, head ${head}` : `head ${head}`);
       button.addEventListener('click', () =>
         this.dispatchEvent(new CustomEvent('choosehead', {detail: {layer, head}, bubbles: true})));
       return button;
     }));
+    this.redraw();
+  }
+
+  redraw() {
+    for (const [canvas, matrix] of this.#pictures) paint(canvas, matrix, SIZE / Math.max(matrix.rows, matrix.columns));
   }
 }
 customElements.define('rapt-heads', Heads);

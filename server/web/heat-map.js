@@ -84,6 +84,11 @@ export class HeatMap extends HTMLElement {
     this.#sayMost();
   }
 
+  /** Draws again what is drawn. */
+  redraw() {
+    if (this.#cell) paint(this.#canvas, this.#matrix, this.#cell);
+  }
+
   /** Marks the row of a query. */
   mark(row) {
     if (!this.#matrix || row === this.#row) return;

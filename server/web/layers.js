@@ -5,7 +5,13 @@ import {sizeOf, tensor} from './tensor.js';
 
 const AT_ONCE = 8;
 
-const pathOf = (name) => `v2/models/${encodeURIComponent(name)}`;
+function pathOf(name) {
+  // A URL would take these as steps between folders.
+  if (['.', '..'].includes(name)) throw new RangeError(`Layer is “${name}”; it must be the name of a layer of this server.`);
+  return `v2/models/${encodeURIComponent(name)}`;
+}
+
+const isLayer = ({inputs, outputs}) => inputs.some(({name}) => name === 'query') && outputs.some(({name}) => name === 'weights');
 
 /** `each` of the names, a few at once; those that fail are left out. */
 export async function forLayers(names, each) {
@@ -23,7 +29,7 @@ export async function listLayers() {
   const names = models.filter(({state}) => state === 'READY').map(({name}) => name);
   // One that was unloaded meanwhile is no layer any more.
   const described = await forLayers(names, (name) => ask(pathOf(name)));
-  return described.filter(({outputs}) => outputs.some(({name}) => name === 'weights')).map(({name}) => name);
+  return described.filter(isLayer).map(({name}) => name);
 }
 
 /**
@@ -35,7 +41,9 @@ export async function listLayers() {
 
 /** @returns {Promise<Description>} */
 export async function describeLayer(name, signal) {
-  const [{inputs}, {parameters}] = await Promise.all([ask(pathOf(name), undefined, signal), ask(`${pathOf(name)}/config`, undefined, signal)]);
+  const [model, {parameters}] = await Promise.all([ask(pathOf(name), undefined, signal), ask(`${pathOf(name)}/config`, undefined, signal)]);
+  if (!isLayer(model)) throw new RangeError(`Layer is “${name}”, which is another model; it must be the name of a layer of this server.`);
+  const {inputs} = model;
   return {
     datatype: inputs.find((input) => input.name === 'query').datatype,
     sizes: Object.fromEntries(inputs.map((input) => [input.name, input.shape.at(-1)])),

@@ -36,6 +36,7 @@ let arrays = null;      // of files
 let shown = null;       // the answer to the last call; null after an error
 let running = new AbortController();   // ends a call that another one replaces
 let updating = new AbortController();  // likewise for an update of the view
+let choosing = new AbortController();  // likewise for a layer that is chosen, until it is described
 let addressTimer = 0;
 let layersOfServer = [];
 let wantsSecond = false;  // a field for a second sentence, which may be empty yet
@@ -116,9 +117,15 @@ const matrixOf = (layer, head) => matrixOfWeights(shown, layer, head);
 
 const clamped = (index, count) => Math.min(Math.max(index, 0), count - 1);
 
+/** Cells of a call are painted; weights of a layer or of a file are not. */
+function setPainting() {
+  map.paints = state.paint && Boolean(shown?.call);
+}
+
 /** Hides what the controls no longer describe. */
 function clear() {
   shown = null;
+  setPainting();
   $('#note').textContent = '';
   showWhetherShown();
   showView();
@@ -136,6 +143,7 @@ function render() {
   const layer = clamped(state.layer, layers), head = clamped(state.head, count);
   const matrix = matrixOf(layer, head);
   $('#note').textContent = shown.source.note;
+  setPainting();
   showWhetherShown();
   map.show(matrix, {name: 'Attention weights', isTable: state.table});
   heads.show(shown.weights, matrixOf, {layer, head});
@@ -212,6 +220,7 @@ function change(patch, {needsServer = true, remark: newRemark = '', isStep = fal
     writeAddressSoon();
   }
   remark = newRemark;
+  if (needsServer) choosing.abort();
   fillControls();
   if (!needsServer) return;
   askForTokenAgain();
@@ -228,9 +237,10 @@ function chooseRow(row) {
 
 // --- Controls ------------------------------------------------------------------------------------
 
-function fillControls() {
+/** Fills all fields, except for one that is being typed in. */
+function fillControls(typedIn = document.activeElement) {
   for (const field of forms.flatMap((form) => [...form.elements])) {
-    if (!Object.hasOwn(state, field.name) || field === document.activeElement) continue;
+    if (!Object.hasOwn(state, field.name) || (field === typedIn && field.localName !== 'select')) continue;
     if (field.type === 'checkbox') field.checked = state[field.name];
     else if (field.type === 'radio') field.checked = field.value === state[field.name];
     else field.value = state[field.name];
@@ -247,7 +257,7 @@ function fillControls() {
   $('#temperature').textContent = state.t.toFixed(1);
   $('#clear').hidden = !state.hide;
   $('#table').setAttribute('aria-pressed', state.table);
-  map.paints = state.paint;
+  setPainting();
   for (const tab of document.querySelectorAll('[role=tab]')) {
     const isChosen = tab.dataset.view === currentView();
     tab.setAttribute('aria-selected', isChosen);
@@ -293,11 +303,17 @@ function onControl({target: field}) {
 
 /** Causal then says what the layer is configured to be. */
 async function chooseLayer(model, patch = {}) {
+  choosing.abort();
+  choosing = new AbortController();
+  const {signal} = choosing;
   try {
-    const isCausal = model ? (await describeLayer(model)).isCausal : state.causal;
+    const isCausal = model ? (await describeLayer(model, signal)).isCausal : state.causal;
+    signal.throwIfAborted();
     const isNews = isCausal && !state.causal;
     change({model, row: 0, head: 0, hide: '', causal: isCausal, ...patch}, {isStep: true, remark: isNews ? `${model} is causal; switch Causal off to see it without.` : ''});
   } catch (error) {
+    if (signal.aborted) return;
+    fillLayers();
     fail(error);
   }
 }
@@ -364,15 +380,18 @@ function bindControls() {
     change(detail, {needsServer: false});
     render();
   });
-  document.addEventListener('chooselayer', ({detail: {model, head}}) => chooseLayer(model, {head}));
+  document.addEventListener('chooselayer', ({detail: {model, head}}) => chooseLayer(model, {head, source: 'sentence'}));
   document.addEventListener('updateview', showView);
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => shown && render());  // the colours of masked cells
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {  // the colours of masked cells
+    for (const picture of document.querySelectorAll('rapt-heat-map, rapt-heads')) picture.redraw();
+  });
   window.addEventListener('hashchange', () => {
     clearTimeout(addressTimer);
+    choosing.abort();
     state = parseState(location.hash);
     remark = '';
     fillLayers();
-    fillControls();
+    fillControls(null);
     refresh();
   });
 }

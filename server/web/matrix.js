@@ -12,6 +12,7 @@ import {show, svg} from './text.js';
  * @property {string[]} rowLabels
  * @property {string[]} columnLabels
  * @property {import('./colours.js').Range} range
+ * @property {boolean} [isSelf] the words of the rows look at each other
  */
 
 /**
@@ -25,7 +26,7 @@ export function matrixOfWeights({weights, hidden, source, keyLabels = source.key
   const at = layer * count + head;
   return {
     rows, columns, values: headOf(weights, at), hidden: hidden && headOf(hidden, at),
-    rowLabels: source.queryLabels, columnLabels: keyLabels, range: rangeOf([], true),
+    rowLabels: source.queryLabels, columnLabels: keyLabels, range: rangeOf([], true), isSelf: source.keyLabels === source.queryLabels,
   };
 }
 

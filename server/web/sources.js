@@ -5,7 +5,7 @@ import {tensor} from './tensor.js';
  * @typedef {Object} Source
  * @property {string} note what the vectors are
  * @property {string[]} queryLabels
- * @property {string[]} keyLabels
+ * @property {string[]} keyLabels the same array if the words look at each other
  * @property {import('./tensor.js').Tensor} [q] [1, heads, queries, D]
  * @property {import('./tensor.js').Tensor} [k]
  * @property {import('./tensor.js').Tensor} [v]

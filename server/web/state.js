@@ -15,8 +15,12 @@ const ADDRESS_BYTES = 8000;  // longer pasted numbers stay out of the address
 const LIMITS = {  // of numbers: least and most
   heads: [1, 64], kv: [1, 64], block: [1, 65536], t: [0.1, 5], alpha: [1, 2],
   layer: [0, 65535], head: [0, 65535], row: [0, 2 ** 31],
+  // Those that may be absent are texts.
+  left: [0, Number.MAX_SAFE_INTEGER], right: [0, Number.MAX_SAFE_INTEGER],
+  scale: [-Number.MAX_VALUE, Number.MAX_VALUE], softcap: [0, Number.MAX_VALUE], sink: [-Number.MAX_VALUE, Number.MAX_VALUE],
 };
-const FRACTIONS = ['t', 'alpha'];  // the other numbers are integers
+const FRACTIONS = ['t', 'alpha', 'scale', 'softcap', 'sink'];  // the other numbers are integers
+const DECIMAL = /^-?(\d+(\.\d+)?|\.\d+)(e[-+]?\d+)?$/i;       // as fields of numbers have it
 const CHOICES = {
   source: ['sentence', 'files', 'numbers'], align: ['top_left', 'bottom_right'],
   blocks: ['none', 'diagonal', 'local', 'strided', 'global'], norm: ['softmax', 'sparsemax', 'entmax15', 'entmax'],
@@ -27,9 +31,10 @@ const CHOICES = {
 function valueOf(name, text) {
   const kind = typeof DEFAULTS[name];
   if (kind === 'boolean') return text === '1';
-  if (kind === 'string') return CHOICES[name]?.includes(text) ?? true ? text : undefined;
-  const value = text.trim() === '' ? NaN : Number(text), [least, most] = LIMITS[name];
-  return value >= least && value <= most && (FRACTIONS.includes(name) || Number.isInteger(value)) ? value : undefined;
+  if (!Object.hasOwn(LIMITS, name)) return CHOICES[name]?.includes(text) ?? true ? text : undefined;
+  const value = DECIMAL.test(text) ? Number(text) : NaN, [least, most] = LIMITS[name];
+  if (!(value >= least && value <= most && (FRACTIONS.includes(name) || Number.isInteger(value)))) return undefined;
+  return kind === 'string' ? text : value;
 }
 
 /** Returns the state that a location's hash describes; what it doesn't name, or what can't be, has its default. */

@@ -1,11 +1,10 @@
 // <rapt-code>: the call as Python, C++ and curl, and its inputs as files.
-import {cppOf, curlOf, isLong, pythonOf} from './code.js';
+import {cppOf, curlOf, isLong, nameOf, pythonOf} from './code.js';
 import {writeNpy} from './files.js';
 import {usesToken} from './server.js';
 import {el} from './text.js';
 
 const WRITERS = {Python: pythonOf, 'C++': cppOf, curl: curlOf};
-const FILES = {Q: 'q', K: 'k', V: 'v', attn_mask: 'mask', head_sink: 'head_sink', block_mask: 'block_mask'};
 
 class Code extends HTMLElement {
   #language = 'Python';
@@ -27,7 +26,7 @@ class Code extends HTMLElement {
     }
     copy.addEventListener('click', () => this.#emit('copytext', this.#code.textContent));
     this.#inputs.addEventListener('click', () => {
-      for (const [name, t] of Object.entries(this.call.inputs)) this.#emit('savefile', {name: `${FILES[name] ?? name}.npy`, blob: writeNpy(t)});
+      for (const [name, t] of Object.entries(this.call.inputs)) this.#emit('savefile', {name: `${nameOf(name)}.npy`, blob: writeNpy(t)});
     });
   }
 

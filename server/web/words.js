@@ -37,7 +37,7 @@ export class Words extends HTMLElement {
 
   /** @param {import('./matrix.js').Matrix} matrix */
   show(matrix, row) {
-    const {rows, columns, values, hidden, rowLabels, columnLabels} = matrix;
+    const {rows, columns, values, hidden, rowLabels, columnLabels, isSelf} = matrix;
     this.#rows = rows;
     this.#row = row;
     this.#slider.max = rows - 1;
@@ -45,7 +45,6 @@ export class Words extends HTMLElement {
     this.#slider.setAttribute('aria-valuetext', rowLabels[row]);
     this.#title.replaceChildren(...phrase`What “${rowLabels[row]}” attends to`);
     const weights = Array.from({length: columns}, (_, n) => values[row * columns + n]);
-    const isSelf = rowLabels.every((label, n) => label === columnLabels[n]);
     this.#fillText(rowLabels, isSelf ? weights : [], row);
     this.#others.hidden = isSelf;
     if (!isSelf) this.#fillOthers(columnLabels, weights);

@@ -386,6 +386,11 @@ def test_a_sentence_looks_at_another(explorer):
     expect(explorer.page.get_by_role("textbox", name="Sentence that is looked at")).to_be_hidden()
 
 
+def test_another_sentence_that_begins_alike(explorer):
+    explorer.open("#s=the+cat&s2=the+cat+sat+down")
+    assert explorer.page.locator("rapt-words p.text span").all_text_contents() == ["the", "cat", "sat", "down"]
+
+
 def test_examples(explorer):
     explorer.open("#s2=a+dog").page.get_by_role("button", name="a rose is a rose is a rose").click()
     explorer.settle()
@@ -427,6 +432,14 @@ def test_back_undoes_the_last_step(explorer):
     assert_shows(explorer)
     page.go_forward()
     expect(page.locator("rapt-steps")).to_be_visible()
+
+
+def test_back_fills_the_field_that_has_the_focus(explorer):
+    explorer.open().type("a dog saw a bird")
+    box = explorer.page.get_by_role("textbox", name="Sentence").first
+    expect(box).to_be_focused()
+    explorer.page.go_back()
+    expect(box).to_have_value("the cat sat on the mat")
 
 
 def test_full_and_causal_side_by_side(explorer):
@@ -499,12 +512,20 @@ def test_scores_of_all_steps_have_the_same_colours(explorer):
 
 
 def test_masked_cells_follow_the_colour_scheme(explorer):
-    explorer.open("#causal=1")
-    map = explorer.page.locator("#map rapt-heat-map")
+    explorer.open("#causal=1&heads=2&view=compare")
+    maps = [explorer.page.locator("#map rapt-heat-map"), explorer.page.locator("rapt-compare rapt-heat-map").last]
+    expect(maps[1].locator("[aria-label*=masked]")).to_have_count(15)
+    head = explorer.page.locator("#map rapt-heads canvas").first
+    corner = """canvas => {
+      const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+      copy.drawImage(canvas, 5 - canvas.width, -4);
+      return [...copy.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+    }"""
     for scheme, is_light in (("light", True), ("dark", False), ("light", True)):
         explorer.page.emulate_media(color_scheme=scheme)
         explorer.page.wait_for_function("() => new Promise(requestAnimationFrame)")
-        assert (min(colour_of(map, 3)) > 128) == is_light
+        colours = [*(colour_of(map, 3) for map in maps), head.evaluate(corner)]
+        assert [min(colour) > 110 for colour in colours] == [is_light] * 3
 
 
 # --- Copies and files -------------------------------------------------------------------------------
@@ -540,12 +561,52 @@ def test_the_copied_curl_gives_the_same_numbers(explorer):
     np.testing.assert_allclose(explorer.weights(), got, atol=LABEL_STEP + 1e-6)
 
 
-@pytest.mark.parametrize("state", ["#causal=1&left=2&sink=1&blocks=global&hide=1-0&scale=0.5&softcap=3&alibi=1&align=bottom_right", "#norm=entmax&alpha=1.5"])
+@pytest.mark.parametrize(
+    "state",
+    ["#causal=1&left=2&sink=1&blocks=global&hide=1-0&scale=0.5&softcap=3&alibi=1&align=bottom_right", "#norm=entmax&alpha=1.5",
+     "#type=FP64", "#type=FP16&sink=0.1", "#type=BF16"],
+)
 def test_the_copied_cpp_compiles(explorer, tmp_path, state):
     explorer.open(state)
-    (tmp_path / "attend.cc").write_text(code_of(explorer, "C++"))
+    code = code_of(explorer, "C++")
+    for name, sent in explorer.inputs().items():
+        numbers = re.search(rf" {dict(attn_mask='mask').get(name, name.lower() if len(name) == 1 else name)}\[\] = {{(.*)}};", code)[1]
+        numbers = numbers.replace("true", "1").replace("false", "0").split(", ")
+        if numbers[0].startswith("0x"):  # the bits of numbers of 16
+            bits = np.array([int(x, 16) for x in numbers])
+            got = bits.astype("<u2").view(np.float16) if "kFloat16" in code else (bits << 16).astype("<u4").view(np.float32)
+        else:
+            got = np.array([float(x) for x in numbers])
+        np.testing.assert_array_equal(got.astype(sent.dtype).astype(np.float32), sent.ravel().astype(np.float32))
+    (tmp_path / "attend.cc").write_text(code)
     headers = pathlib.Path(__file__).resolve().parents[2] / "client/cpp/include"
     subprocess.run(["g++", "-std=c++20", "-Wall", "-Werror", "-fsyntax-only", f"-I{headers}", "attend.cc"], cwd=tmp_path, check=True)
+
+
+def test_a_call_too_long_for_cpp_is_a_command(explorer, server, tmp_path):
+    rng = np.random.default_rng(29)
+    for name in "qkv":
+        np.save(tmp_path / name, rng.standard_normal((2, 40, 32)).astype(np.float32))
+    explorer.open("#source=files&causal=1&left=5&scale=0.3&softcap=2&alibi=1&sink=-1&blocks=global&block=4&align=bottom_right")
+    explorer.page.set_input_files("#files", [tmp_path / f"{name}.npy" for name in "qkv"])
+    expect(explorer.page.locator("#note")).to_contain_text("q [1,2,40,32]")
+    explorer.settle()
+    code = code_of(explorer, "C++")
+    files = []
+    explorer.page.on("download", lambda file: files.append(file))
+    explorer.page.get_by_role("button", name="Inputs as .npy").click()
+    for _ in range(100):
+        if len(files) == 5:
+            break
+        explorer.page.wait_for_timeout(50)
+    assert {file.suggested_filename for file in files} == {f"{name}.npy" for name in ("q", "k", "v", "block_mask", "head_sink")}
+    for file in files:
+        file.save_as(tmp_path / file.suggested_filename)
+    command = re.search(r"rapt (attend .*)", code)[1].split()
+    subprocess.run([os.environ["RAPT"], *command, f"--address={server.grpc_address}"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    np.testing.assert_allclose(explorer.weights(), np.load(tmp_path / "weights.npy")[0, 0], atol=LABEL_STEP + 1e-6)
+    explorer.page.locator("[name=type]").select_option("BF16")
+    expect(explorer.page.get_by_role("region", name="Code")).to_contain_text("NumPy have no BF16")
 
 
 def test_copy_python_copies(browser, server):
@@ -673,6 +734,66 @@ def test_a_layer_of_the_server(browser, tmp_path):
         explorer.keep_picture("layer")
 
 
+def test_the_layer_is_that_of_the_last_choice(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (_, explorer):
+        page = explorer.open("#s=one+two+three").page
+        choice, note = page.locator("[name=model]"), page.locator("#note")
+        expect(choice.locator("option", has_text="gpt2_block")).to_be_attached()
+        held = Held(page, "**/v2/models/gpt2_block")
+        choice.focus()
+        choice.select_option("gpt2_block")
+        held.wait_for(1)
+        choice.select_option("bert_block")
+        expect(note).to_contain_text("The layer bert_block")
+        held.let_go()
+        page.wait_for_timeout(200)  # in which the answer for gpt2_block must change nothing
+        expect(choice).to_have_value("bert_block")
+        expect(note).to_contain_text("The layer bert_block")
+        expect(page.get_by_role("checkbox", name="Causal")).not_to_be_checked()
+        # A layer that is described after another source was chosen, or after Back, changes nothing.
+        for leave in (lambda: page.locator("[value=numbers]").check(force=True), page.go_back):
+            held = Held(page, "**/v2/models/llama_block")
+            page.locator("[value=sentence]").check(force=True)
+            choice.select_option("llama_block")
+            held.wait_for(1)
+            leave()
+            held.let_go()
+            page.wait_for_timeout(200)
+            expect(choice).not_to_have_value("llama_block")
+            assert "llama_block" not in page.url
+            page.unroute("**/v2/models/llama_block")
+
+
+def test_a_layer_that_is_gone_when_it_is_chosen(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (_, explorer):
+        explorer.open("#s=one+two+three")
+        choice = explorer.page.get_by_role("combobox", name="Layer")
+        expect(choice.locator("option", has_text="gpt2_block")).to_be_attached()
+        explorer.page.route("**/v2/models/gpt2_block", lambda route: route.fulfill(status=404, json={"error": "unloaded meanwhile"}))
+        choice.select_option("gpt2_block")
+        expect(explorer.page.get_by_role("status")).to_have_text("unloaded meanwhile")
+        expect(choice).to_have_value("")  # as the map has it
+        assert explorer.weights().shape == (3, 3)
+        forget_status(explorer, 404)
+
+
+def test_cells_of_a_layer_are_not_painted(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (_, explorer):
+        explorer.open("#paint=1&model=bert_block&s=one+two+three")
+        before = len(explorer.sent)
+        explorer.page.locator(CELLS).nth(5).click()
+        explorer.page.wait_for_timeout(500)  # after which the address is written
+        assert "hide" not in explorer.page.url
+        assert [r.url for r in explorer.sent[before:] if r.url.endswith("/infer")] == []
+
+
+@pytest.mark.parametrize("model", ["attention", ".", ".."])
+def test_a_model_that_is_no_layer(explorer, model):
+    explorer.open(f"#model={model}")
+    expect(explorer.page.get_by_role("status")).to_contain_text("must be the name of a layer of this server")
+    expect(explorer.page.get_by_role("status")).to_contain_text(f"“{model}”")
+
+
 def test_full_and_causal_of_a_layer(browser, tmp_path):
     with open_layers(browser, tmp_path) as (server, explorer):
         explorer.open("#model=bert_block&head=2&s=one+two+three")
@@ -739,6 +860,36 @@ def test_the_copied_code_of_a_layer_gives_the_same_numbers(browser, tmp_path, st
         np.testing.assert_allclose(want, got, atol=LABEL_STEP + 1e-6)
 
 
+def halved(layer):
+    """A layer in BF16."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    config, tensors = layer
+    return config, {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in tensors.items()}
+
+
+def test_the_copied_code_of_a_layer_in_bf16(browser, tmp_path):
+    extra = {"halved": halved(make_layers.layers()["bert_block"])}
+    with open_layers(browser, tmp_path / "models", extra) as (_, explorer):
+        explorer.open("#model=halved&s=one+two+three")
+        code = code_of(explorer, "Python") + "\nnp.save('weights.npy', result['weights'].astype(np.float32))\n"
+        subprocess.run([sys.executable, "-B", "-c", code], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+        np.testing.assert_allclose(explorer.weights(), np.load(tmp_path / "weights.npy")[0, 0], atol=LABEL_STEP + 1e-6)
+
+
+def test_the_copied_python_of_a_long_layer_call_reads_files(browser, tmp_path):
+    with open_layers(browser, tmp_path / "models") as (_, explorer):
+        explorer.open("#model=bert_block&s=" + "+".join(f"w{n}" for n in range(130)))
+        code = code_of(explorer, "Python")
+        assert 'query = np.load("query.npy")' in code and len(code) < 1000
+        with explorer.page.expect_download() as waiting:
+            explorer.page.get_by_role("button", name="Inputs as .npy").click()
+        assert waiting.value.suggested_filename == "query.npy"
+        waiting.value.save_as(tmp_path / "query.npy")
+        subprocess.run([sys.executable, "-B", "-c", code + "\nnp.save('weights.npy', result['weights'])\n"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+        saved = np.load(download(explorer, ".npy"))
+        np.testing.assert_array_equal(saved, np.load(tmp_path / "weights.npy"))
+
+
 def test_layers_times_heads(browser, tmp_path):
     with open_layers(browser, tmp_path) as (server, explorer):
         explorer.open("#view=layers&s=one+two+three")
@@ -749,12 +900,64 @@ def test_layers_times_heads(browser, tmp_path):
         expect(row.get_by_role("button")).to_have_count(4)
         explorer.page.get_by_role("tab", name="Layers").focus()
         row.get_by_role("button", name="head 3").click()
+        expect(explorer.page.locator("#note")).to_contain_text("The layer llama_block")
         explorer.settle()
         want = weights_of_layer(server, "llama_block", explorer.inputs("llama_block"))[3]
         np.testing.assert_allclose(explorer.weights(), want, atol=LABEL_STEP + 1e-6)
         expect(explorer.page.get_by_role("group", name="llama_block").get_by_role("button", pressed=True)).to_have_text("head 3")
         assert violations(explorer) == []
         explorer.keep_picture("layers-of-the-server")
+
+
+def test_layers_times_heads_are_asked_once(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (_, explorer):
+        page = explorer.open("#view=layers&s=one+two+three").page
+        expect(page.locator("rapt-layers rapt-heads")).to_have_count(len(make_layers.layers()))
+        before = len(explorer.sent)
+        page.get_by_role("radio", name="one").press("ArrowRight")
+        expect(page.get_by_role("heading", name="What “two” attends to")).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        assert [request.url for request in explorer.sent[before:]] == []
+        head = page.get_by_role("group", name="llama_block").get_by_role("button", name="head 2")
+        head.focus()
+        page.keyboard.press("Enter")
+        expect(head).to_have_attribute("aria-pressed", "true")
+        expect(head).to_be_focused()
+        explorer.type("four words are more")
+        expect(page.locator("#note")).to_contain_text("llama_block")
+        assert explorer.inputs("t5_block")["query"].shape[1] == 4
+
+
+def test_a_picture_of_a_layer_is_chosen_from_numbers(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (server, explorer):
+        explorer.open("#source=numbers&n=1+0%0A0+1%0A1+1&view=layers&s=one+two+three+four")
+        view = explorer.page.get_by_role("tabpanel")
+        expect(view).to_contain_text("with the sentence “one two three four”")
+        view.get_by_role("group", name="bert_block").get_by_role("button", name="head 1").click()
+        expect(explorer.page.locator("#note")).to_contain_text("The layer bert_block")
+        explorer.settle()
+        want = weights_of_layer(server, "bert_block", explorer.inputs("bert_block"))[1]
+        np.testing.assert_allclose(explorer.weights(), want, atol=LABEL_STEP + 1e-6)
+        expect(explorer.page.get_by_role("radio", name="Sentence")).to_be_checked()
+        expect(view).to_contain_text("with the words above")
+
+
+def test_layers_that_fail_say_so(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (_, explorer):
+        page = explorer.page
+        page.route("**/v2/models/bert_block/infer", lambda route: route.fulfill(status=503, json={"error": "no memory today"}))
+        explorer.open("#view=layers&s=one+two+three")
+        view = page.get_by_role("tabpanel")
+        expect(view.locator("rapt-heads")).to_have_count(len(make_layers.layers()) - 1)
+        assert view.locator("h3").all_text_contents() == sorted(make_layers.layers())
+        expect(view.locator(".error")).to_have_text("no memory today")
+        assert violations(explorer, "#view") == []
+        explorer.type("!")
+        expect(view.locator(".error")).to_have_text("no memory today")
+        explorer.type("")
+        expect(page.get_by_role("status")).to_have_text("Type a sentence first.")
+        expect(view.locator("rapt-heads")).to_have_count(0)
+        forget_status(explorer, 503)
 
 
 def test_a_layer_that_is_gone(explorer):
@@ -1190,7 +1393,7 @@ def test_after_an_error_nothing_of_the_call_before_is_shown(explorer):
 @pytest.mark.parametrize(
     "state",
     ["heads=1000000000", "heads=1.5", "heads=-1", "kv=0", "row=-1", "row=1.5", "head=-3", "layer=", "t=0", "t=1e99", "block=0&blocks=local",
-     "view=constructor", "blocks=toString", "norm=hardmax", "type=INT8", "source=nowhere", "align=middle", "constructor=1", "__proto__=1"],
+     "left=0x1", "left=-1", "right=1.5", "softcap=-3", "scale=0x2", "sink=1e999", "heads=0x2", "t=+2", "sink= 1", "view=constructor", "blocks=toString", "norm=hardmax", "type=INT8", "source=nowhere", "align=middle", "constructor=1", "__proto__=1"],
 )
 def test_an_address_that_can_not_be(explorer, state):
     explorer.open("#" + state)
