@@ -7,20 +7,17 @@ namespace rapt {
 namespace {
 
 constexpr int kSpins = 1000;  // 10 to 50 us: a pause takes 40 to 140 cycles
-constexpr int kSpinsPerYield = 16;
 
-// Yields now and then: the thread that makes the condition true may wait for this CPU.
 template <typename Condition>
 void SpinUntil(Condition condition) {
-  for (int n = 0; n < kSpins && !condition(); ++n) {
-    _mm_pause();
-    if (n % kSpinsPerYield == 0) sched_yield();
-  }
+  for (int n = 0; n < kSpins && !condition(); ++n) _mm_pause();
 }
 
 // Moves the calling thread to another CPU if it runs on `cpu` and may run elsewhere. Linux wakes a
 // thread on the CPU of its waker if it takes all others for busy, as it does in virtual machines
 // whose idle CPUs were given back to the host, and balances them only milliseconds later.
+// Afterwards the thread may run where it might before; CPUs that the process is given later are not
+// added.
 void MoveOff(int cpu) {
   if (cpu < 0 || sched_getcpu() != cpu) return;
   cpu_set_t allowed;

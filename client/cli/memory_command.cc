@@ -191,6 +191,16 @@ void PrintLayerJson(const MemoryFlags& flags, const client::MemoryEstimates& est
   std::puts(json.Take().c_str());
 }
 
+absl::StatusOr<client::MemoryEstimates> Ask(client::Client& server,
+                                            const client::MemoryQuestion& question) {
+  return server.EstimateMemory(question);
+}
+
+absl::StatusOr<client::MemoryEstimates> Ask(client::Client& server,
+                                            const client::LayerMemoryQuestion& question) {
+  return server.EstimateLayerMemory(question);
+}
+
 // Asks the server at the address, or this machine.
 template <typename Question>
 ExitCode Estimate(const MemoryFlags& flags, const absl::StatusOr<Question>& question,
@@ -202,7 +212,7 @@ ExitCode Estimate(const MemoryFlags& flags, const absl::StatusOr<Question>& ques
     at_address.address = *flags.address;
     const auto server = Connect(at_address);
     if (!server.ok()) return FailConnect(server.status());
-    estimates = (*server)->EstimateMemory(*question);
+    estimates = Ask(**server, *question);
     if (!estimates.ok()) return FailCall(estimates.status());
   } else {
     estimates = EstimateMemoryHere(*question);
@@ -221,9 +231,8 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
       .summary =
           "Estimates the memory that self-attention needs in addition to its tensors, at several "
           "lengths: with the full score matrix, in chunks of keys, and fused as in rapt; by "
-          "hashing "
-          "and with random features, which take time linear in the length; and what inputs save "
-          " that replace a mask or bias of length x length. Needs no server unless "
+          "hashing and with random features, which take time linear in the length; and what is "
+          "saved by inputs that replace a mask or bias of length x length. Needs no server unless "
           "--address is set.",
       .flags =
           {{"batch", "N", "batch size (default: 1)", &flags.batch},

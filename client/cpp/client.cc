@@ -509,8 +509,8 @@ absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& que
   return core_->EstimateMemory(Encode(question), options);
 }
 
-absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const LayerMemoryQuestion& question,
-                                                       const CallOptions& options) {
+absl::StatusOr<MemoryEstimates> Client::EstimateLayerMemory(const LayerMemoryQuestion& question,
+                                                            const CallOptions& options) {
   return core_->EstimateMemory(Encode(question), options);
 }
 

@@ -191,8 +191,8 @@ class Client {
                                                  const CallOptions& options = {});
 
   // The same for a layer of the server, with its weights.
-  absl::StatusOr<MemoryEstimates> EstimateMemory(const LayerMemoryQuestion& question,
-                                                 const CallOptions& options = {});
+  absl::StatusOr<MemoryEstimates> EstimateLayerMemory(const LayerMemoryQuestion& question,
+                                                      const CallOptions& options = {});
 
   // Linear attention: a state instead of keys. Blocks until done.
   absl::StatusOr<LinearResult> LinearAttend(const LinearCall& call,
