@@ -158,7 +158,7 @@ def test_resources_follow_the_servers_flags():
     container = container_of(render((*PLAIN, "server.threads=6", "server.memoryBudgetMiB=4096", "server.maxOpenCalls=1024")))
     assert "--threads=6" in container["args"]
     assert f"--memory_budget_bytes={4096 << 20}" in container["args"]
-    promised = 4096 + 128 + 1024 * 64 // 1024 + 128
+    promised = 4096 + 128 + 1024 * 68 // 1024 + 128
     assert container["resources"]["requests"] == {"cpu": "7", "memory": f"{promised}Mi"}
     assert container["resources"]["limits"] == container["resources"]["requests"]
 

@@ -303,7 +303,7 @@ TEST(StreamPressureTest, MemoryStaysWithinTheBudgetUnderManyStreams) {
   }
   std::printf("peak RssAnon %ld MiB; right tiny answers %d\n", static_cast<long>(peak / kMiB),
               tiny_tally.right.load());
-  EXPECT_LE(peak, kRssIsMeaningful ? kBudget + 128 * kMiB + (kStreams + kTinyCallers) * 64 * 1024
+  EXPECT_LE(peak, kRssIsMeaningful ? kBudget + 128 * kMiB + (kStreams + kTinyCallers) * 68 * 1024
                                    : kNoLimit);
   EXPECT_GT(peak, 8 * kMiB) << "nothing was measured";
   EXPECT_GT(tiny_tally.right, 0);

@@ -20,7 +20,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* The memory bound of the server, in MiB. */}}
 {{- define "rapt.memoryMiB" -}}
-{{- $calls := div (mul .Values.server.maxOpenCalls 64) 1024 -}}
+{{- $calls := div (mul .Values.server.maxOpenCalls 68) 1024 -}}
 {{- $gpu := ternary (add .Values.gpu.memoryMiB .Values.gpu.hostMiB) 0 .Values.gpu.enabled -}}
 {{- add .Values.server.memoryBudgetMiB 128 $calls 128 $gpu .Values.sharedMemoryMiB -}}
 {{- end -}}
