@@ -11,7 +11,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "server/rejection.h"
 #include "server/wire/status_message.h"
 
 namespace rapt {
@@ -93,12 +92,6 @@ std::vector<nghttp2_nv> HeadersOf(const Trailers& headers) {
   return result;
 }
 
-// Whether the next call will probably be refused as well.
-bool IsForLackOfRoom(Rejection rejection) {
-  return rejection == Rejection::kQueueFull || rejection == Rejection::kOpenCalls ||
-         rejection == Rejection::kCallerCalls;
-}
-
 nghttp2_option* NewOption() {
   nghttp2_option* option;
   RAPT_CHECK(nghttp2_option_new(&option) == 0, "no memory");
@@ -146,7 +139,7 @@ struct Connection::Stream {
   bool has_ended = false;      // the caller's half
   bool has_begun = false;      // the response
   bool has_responded = false;  // the response has been sent
-  bool is_refused = false;     // for lack of room
+  bool is_refused = false;     // see LowerStreamLimit()
   int64_t expected = 0;        // admitted bytes still to come
   int64_t held = 0;            // bytes that are not admitted
   int64_t credit = 0;          // what the window lets through of the expected bytes
@@ -265,6 +258,8 @@ void Connection::Start(const PeerNetwork& network) {
   interest_ = EPOLLIN;
   loop_.Add(socket_->descriptor(), interest_, shared_from_this(), network);
   Submit(nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings.data(), settings.size()));
+  // Framed at once: the frames of LimitStreams() come later.
+  if (!Fill()) Close();
 }
 
 void Connection::GoAway() {
@@ -338,20 +333,39 @@ void Connection::CheckAge(Instant now) {
   GoAway();
 }
 
+void Connection::LowerStreamLimit(int32_t id) {
+  Stream* const stream = Find(id);
+  if (stream == nullptr) return;
+  stream->is_refused = true;
+  lowers_limit_ = true;
+  has_refused_ = true;
+}
+
+// Returns how many streams are left without those that were refused, with a place for at least one
+// call with tensors: a client that may open none does not notice that the limit rises.
+int64_t Connection::CountStreamsLeft() const {
+  int64_t tensor_calls = 0, others = 0;
+  for (const auto& [id, stream] : streams_) {
+    if (stream->handler == nullptr || stream->is_refused) continue;
+    ++(stream->handler->carries_tensors() ? tensor_calls : others);
+  }
+  return std::max<int64_t>(tensor_calls, 1) + others;
+}
+
 // Tells the caller how many streams it may have. A refusal costs both sides up to a window of
-// payload, and some callers repeat the call at once; below the limit their client keeps it. The
-// limit is at least one: a client without streams does not notice that the limit rises.
+// payload, and some callers repeat the call at once; below the limit their client keeps it.
 //
 // The frame is ours, because nghttp2 would reset calls that were sent before it is read. It comes
 // between frames of nghttp2: none of our header blocks needs a CONTINUATION.
 void Connection::LimitStreams(int64_t most) {
-  most = std::clamp<int64_t>(most, 1, settings_.max_streams);
+  most = std::min(most, settings_.max_streams);
   if (std::exchange(stream_limit_, most) == most) return;
   std::array<uint8_t, 15> frame = {0, 0, 6, NGHTTP2_SETTINGS, 0, 0, 0, 0, 0};
   nghttp2_settings_entry entry = {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS,
                                   static_cast<uint32_t>(most)};
   RAPT_CHECK(nghttp2_pack_settings_payload(frame.data() + 9, 6, &entry, 1) == 6, "no room");
   Append(frame.data(), frame.size());
+  ++unacknowledged_limits_;
   FlushSoon();
 }
 
@@ -460,15 +474,25 @@ void Connection::Feed(absl::Span<const uint8_t> bytes) {
   if (leaving_ == Leaving::kAcknowledged) EndStreams();
 }
 
-// nghttp2 ends the connection on a reset of a stream that was not opened, as RFC 9113 (5.1)
-// demands. gRPC's clients send one now and then, if a call ends before its headers are written.
-//
-// nghttp2 has sent the first SETTINGS and awaits one acknowledgement. Others are of LimitStreams().
+// Returns false for two kinds of frames that nghttp2 takes for errors:
+// - resets of streams that were not opened. RFC 9113 (5.1) demands that they end the connection,
+// but
+//   gRPC's clients send one now and then, if a call ends before its headers are written;
+// - acknowledgements of the frames of LimitStreams(). The first one is of nghttp2's own SETTINGS.
 bool Connection::Keeps(const FrameHead& frame) {
-  if (frame.type == NGHTTP2_SETTINGS && (frame.flags & NGHTTP2_FLAG_ACK) != 0) {
-    return !std::exchange(has_acknowledged_, true);
+  const bool begins_block = frame.type == NGHTTP2_HEADERS;
+  if (is_in_header_block_ || begins_block) {
+    // Any frame but CONTINUATION inside a block is an error.
+    is_in_header_block_ = (frame.flags & NGHTTP2_FLAG_END_HEADERS) == 0;
+    if (begins_block) last_opened_ = std::max(last_opened_, frame.stream);
+    return true;
   }
-  if (frame.type == NGHTTP2_HEADERS) last_opened_ = std::max(last_opened_, frame.stream);
+  if (frame.type == NGHTTP2_SETTINGS && (frame.flags & NGHTTP2_FLAG_ACK) != 0) {
+    if (!std::exchange(has_acknowledged_, true)) return true;
+    if (unacknowledged_limits_ == 0 || frame.length != 0 || frame.stream != 0) return true;
+    --unacknowledged_limits_;
+    return false;
+  }
   const bool is_of_caller = frame.stream % 2 == 1;
   return frame.type != NGHTTP2_RST_STREAM || !is_of_caller || frame.stream <= last_opened_;
 }
@@ -569,7 +593,6 @@ void Connection::OnStreamClose(int32_t id) {
   streams_.erase(found);
   held_ -= stream->held;
   credit_ -= stream->credit;
-  if (stream->is_refused) --refused_streams_;
   if (id == data_stream_) data_left_ = 0;
   if (streams_.empty()) idle_since_ = loop_.clock().Now();
   if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
@@ -614,10 +637,6 @@ void Connection::SendMessage(int32_t id, ResponseMessage message) {
 void Connection::SendStatus(int32_t id, const absl::Status& status, Trailers trailers) {
   Stream* const stream = Find(id);
   if (stream == nullptr) return;
-  if (IsForLackOfRoom(RejectionOf(status)) && !std::exchange(stream->is_refused, true)) {
-    ++refused_streams_;
-    has_refused_ = true;
-  }
   Trailers all = {{"grpc-status", absl::StrCat(static_cast<int>(status.code()))}};
   if (!status.ok()) all.emplace_back("grpc-message", PercentEncode(StatusMessage(status)));
   for (auto& trailer : trailers) all.push_back(std::move(trailer));
@@ -734,9 +753,9 @@ void Connection::FlushSoon() {
 void Connection::Flush() {
   if (session_ == nullptr) return;
   if (lingers_since_) return UpdateInterest();
-  if (refused_streams_ > 0) {
-    // Together with the refusals: a call that is repeated at once finds the limit.
-    LimitStreams(std::min(stream_limit_, std::ssize(streams_) - refused_streams_));
+  if (std::exchange(lowers_limit_, false)) {
+    // Before the refusals: a call that is repeated at once finds the limit.
+    LimitStreams(std::min(stream_limit_, CountStreamsLeft()));
   }
   TopUp();
   int64_t left = kFairBytes;

@@ -41,6 +41,9 @@ class CallStream {
   virtual void OnClosed(bool has_responded) = 0;
   // Returns the place of the next bytes of DATA if it is known, so that they are not copied.
   virtual absl::Span<uint8_t> DirectPlace() = 0;
+  // Whether this is a unary call with tensors, which ends soon once it has room. Others may stay
+  // open without a message.
+  virtual bool carries_tensors() { return false; }
   // All messages passed to SendMessage() are framed.
   virtual void OnDrained() {}
 
@@ -99,6 +102,9 @@ class Connection final : public EventLoop::Watcher,
   void SendStatus(int32_t id, const absl::Status& status, Trailers trailers);
   // Ends the response with an HTTP status other than 200.
   void SendHttpError(int32_t id, int http_status);
+  // The call is being refused for lack of room at the server: lowers the limit of streams that the
+  // caller is told to those that are left. The limit doubles after each second without this.
+  void LowerStreamLimit(int32_t id);
   void Reset(int32_t id, uint32_t error_code);
   // The memory of this many more bytes of the stream is admitted: opens its window for them, in
   // steps. Call it again with each part that has come.
@@ -136,6 +142,7 @@ class Connection final : public EventLoop::Watcher,
   void OnPing(const nghttp2_ping& ping);
   void KeepAlive(Instant now);
   void CheckAge(Instant now);
+  int64_t CountStreamsLeft() const;
   void LimitStreams(int64_t most);
 
   void OnBeginHeaders(const nghttp2_frame& frame);
@@ -176,11 +183,13 @@ class Connection final : public EventLoop::Watcher,
   RequestHead head_;  // of the header block that is being received
   FrameReader reader_;
   FrameBudget budget_;
-  int64_t refused_streams_ = 0;    // whose calls were refused for lack of room
-  int64_t stream_limit_;           // that the caller was told
-  bool has_refused_ = false;       // since the last tick
-  bool has_acknowledged_ = false;  // the caller, nghttp2's SETTINGS
-  uint32_t last_opened_ = 0;       // the stream of the last new HEADERS
+  int64_t stream_limit_;               // that the caller was told
+  int64_t unacknowledged_limits_ = 0;  // frames of LimitStreams()
+  bool lowers_limit_ = false;          // with the next Flush()
+  bool has_refused_ = false;           // since the last tick
+  bool has_acknowledged_ = false;      // the caller, nghttp2's SETTINGS
+  bool is_in_header_block_ = false;    // of the caller
+  uint32_t last_opened_ = 0;           // the stream of the last new HEADERS
   bool is_calming_ = false;
   Leaving leaving_ = Leaving::kNo;
   Instant announced_;

@@ -9,6 +9,15 @@
 #include "server/rejection.h"
 
 namespace rapt {
+namespace {
+
+// Whether the server has no room. A caller's own limit does not concern others of its connection.
+bool IsForLackOfRoom(Rejection rejection) {
+  return rejection == Rejection::kQueueFull || rejection == Rejection::kOpenCalls;
+}
+
+}  // namespace
+
 UnaryStream::UnaryStream(Connection& connection, int32_t id, const CallEnvironment& environment,
                          BufferPool& pool, LiveCount& live_calls, const UnaryMethod& method)
     : UnaryCall(environment, method.observe, method.traits),
@@ -166,6 +175,9 @@ void UnaryStream::Finish(const absl::Status& status) {
     if (connection_ == nullptr) return Delete();
     Trailers trailers = TrailersOf(call(), status);
     if (is_compressed()) trailers.emplace_back("grpc-accept-encoding", "identity");
+    if (carries_tensors() && IsForLackOfRoom(RejectionOf(status))) {
+      connection_->LowerStreamLimit(id_);
+    }
     connection_->SendStatus(id_, status, std::move(trailers));
   });
 }

@@ -39,6 +39,7 @@ using ::testing::Pair;
 
 constexpr char kLive[] = "/inference.GRPCInferenceService/ServerLive";
 constexpr char kInfer[] = "/inference.GRPCInferenceService/ModelInfer";
+constexpr char kWatch[] = "/grpc.health.v1.Health/Watch";
 
 const Security kSecurity =
     std::getenv("RAPT_TEST_TLS") == nullptr ? Security::kPlainText : Security::kTls;
@@ -68,6 +69,8 @@ std::unique_ptr<inference::GRPCInferenceService::Stub> StubOf(const ServerProces
   return inference::GRPCInferenceService::NewStub(
       grpc::CreateChannel(server.grpc_address(), credentials));
 }
+
+const std::string kAcknowledgement = Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, "");
 
 auto HasStatus(grpc::StatusCode code) {
   return Contains(Pair("grpc-status", absl::StrCat(static_cast<int>(code))));
@@ -259,7 +262,19 @@ TEST_F(Http2CallTest, OpensTheWindowInStepsAndOnlyForAdmittedBytes) {
   EXPECT_TRUE(Bystander(server_).IsServed());
 }
 
-// Neither waits for a window update, which takes a round trip.
+// The setting in the next SETTINGS of the server that are no acknowledgement.
+std::optional<uint32_t> ReadSetting(Connection& connection, uint16_t setting) {
+  auto settings = connection.ReadUntil(NGHTTP2_SETTINGS);
+  while (settings && settings->flags == NGHTTP2_FLAG_ACK) {
+    settings = connection.ReadUntil(NGHTTP2_SETTINGS);
+  }
+  for (size_t at = 0; settings && at + 6 <= settings->payload.size(); at += 6) {
+    if (settings->Number(at) >> 16 == setting) return settings->Number(at + 2);
+  }
+  return std::nullopt;
+}
+
+// They need no window update, which takes a round trip.
 TEST_F(Http2CallTest, TensorsOf64KiBFitIntoTheFirstWindow) {
   inference::ModelInferRequest request;
   request.set_model_name("attention");
@@ -273,10 +288,9 @@ TEST_F(Http2CallTest, TensorsOf64KiBFitIntoTheFirstWindow) {
   add("Q", 1);
   add("K", 128);
   add("V", 128);
-  // In force once the server's SETTINGS are acknowledged.
-  EXPECT_TRUE(connection_.ReadUntil(NGHTTP2_SETTINGS));
-  connection_.Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, ""));
   const std::string message = Prefixed(request.SerializeAsString());
+  EXPECT_GE(ReadSetting(connection_, NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE), message.size());
+  connection_.Send(kAcknowledgement);
   connection_.OpenCall(1, CallHeaders(kInfer));
   connection_.SendData(1, message, /*ends=*/true);
   EXPECT_THAT(connection_.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
@@ -597,31 +611,89 @@ TEST(Http2ConnectionTest, StreamsBeyondTheLimitAreRefused) {
   EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_PROTOCOL_ERROR);
 }
 
-// The most streams that the next SETTINGS of the server allow.
-uint32_t ReadStreamLimit(Connection& connection) {
-  auto settings = connection.ReadUntil(NGHTTP2_SETTINGS);
-  while (settings && settings->flags == NGHTTP2_FLAG_ACK) {
-    settings = connection.ReadUntil(NGHTTP2_SETTINGS);
-  }
-  if (!settings) return 0;
-  EXPECT_EQ(settings->Number(0) >> 16, NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS);
-  return settings->Number(2);
+std::optional<uint32_t> ReadStreamLimit(Connection& connection) {
+  return ReadSetting(connection, NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS);
 }
 
 TEST(Http2ConnectionTest, ARefusedCallLowersTheLimitOfStreamsForAWhile) {
-  const ServerProcess server(Flags({"--max_calls_per_caller=3", "--max_streams_per_connection=9"}));
+  const ServerProcess server(Flags({"--max_open_calls=3", "--max_streams_per_connection=9"}));
   Connection connection(server.grpc_address());
   EXPECT_EQ(ReadStreamLimit(connection), 9u);
-  connection.Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, ""));
+  connection.Send(kAcknowledgement);
   for (const uint32_t stream : {1, 3, 5, 7}) connection.OpenCall(stream, CallHeaders(kInfer));
   EXPECT_EQ(ReadStreamLimit(connection), 3u);
   EXPECT_THAT(connection.ReadResponse(7), HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
   // A call that was sent before its caller has read that is refused like others.
-  connection.Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, ""));
+  connection.Send(kAcknowledgement);
   connection.OpenCall(9, CallHeaders(kInfer));
   EXPECT_THAT(connection.ReadResponse(9), HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
   for (const uint32_t limit : {6, 9}) EXPECT_EQ(ReadStreamLimit(connection), limit);
   EXPECT_TRUE(Bystander(server).IsServed());
+}
+
+// The server is full because of another connection.
+TEST(Http2ConnectionTest, OpenWatchesLeaveRoomForACallAfterARefusal) {
+  const ServerProcess server(Flags({"--max_open_calls=2"}));
+  Connection other(server.grpc_address()), connection(server.grpc_address());
+  for (const uint32_t stream : {1, 3}) other.OpenCall(stream, CallHeaders(kInfer));
+  WaitForMetric(server, "rapt_open_calls", 2);
+  EXPECT_TRUE(ReadStreamLimit(connection));
+  for (const uint32_t stream : {1, 3}) {
+    connection.OpenCall(stream, CallHeaders(kWatch));
+    connection.SendData(stream, Prefixed(""), /*ends=*/true);
+  }
+  connection.OpenCall(5, CallHeaders(kInfer));
+  EXPECT_EQ(ReadStreamLimit(connection), 3u);
+  EXPECT_THAT(connection.ReadResponse(5), HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
+}
+
+// Others may share the connection.
+TEST(Http2ConnectionTest, ALimitOfOneCallerDoesNotLowerTheLimitOfStreams) {
+  const ServerProcess server(Flags({"--max_calls_per_caller=1"}));
+  Connection connection(server.grpc_address());
+  EXPECT_TRUE(ReadStreamLimit(connection));
+  for (const uint32_t stream : {1, 3}) connection.OpenCall(stream, CallHeaders(kInfer));
+  std::optional<RawHttp2::Received> frame;
+  do {
+    frame = connection.Read();
+    ASSERT_TRUE(frame);
+    EXPECT_TRUE(frame->type != NGHTTP2_SETTINGS || frame->flags == NGHTTP2_FLAG_ACK);
+  } while (frame->type != NGHTTP2_HEADERS);
+  EXPECT_EQ(frame->stream, 3u);
+  EXPECT_THAT(frame->headers, HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
+}
+
+// Returns a connection whose caller was told a lower limit of streams, and has acknowledged only
+// the server's first SETTINGS.
+std::unique_ptr<Connection> Limited(const ServerProcess& server) {
+  auto connection = std::make_unique<Connection>(server.grpc_address());
+  EXPECT_TRUE(ReadStreamLimit(*connection));
+  connection->Send(kAcknowledgement);
+  for (const uint32_t stream : {1, 3}) connection->OpenCall(stream, CallHeaders(kInfer));
+  EXPECT_EQ(ReadStreamLimit(*connection), 1u);
+  return connection;
+}
+
+TEST(Http2ConnectionTest, AcknowledgementsThatAreErrorsEndTheConnection) {
+  const ServerProcess server(Flags({"--max_open_calls=1"}));
+  const std::string half_block = Frame(NGHTTP2_HEADERS, 0, 5, HeaderBlock(CallHeaders(kLive)));
+  const std::string rest = Frame(NGHTTP2_CONTINUATION, NGHTTP2_FLAG_END_HEADERS, 5, "");
+  for (const std::string& error :
+       {Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, std::string(6, '\0')),
+        Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 1, ""), half_block + kAcknowledgement + rest}) {
+    const std::unique_ptr<Connection> connection = Limited(server);
+    connection->Send(error);
+    EXPECT_TRUE(connection->ReadUntil(NGHTTP2_GOAWAY));
+    EXPECT_FALSE(connection->ReadUntil(NGHTTP2_GOAWAY));
+    WaitForMetric(server, "rapt_open_calls", 0);
+  }
+}
+
+TEST(Http2ConnectionTest, AnAcknowledgementOfNothingEndsTheConnection) {
+  const ServerProcess server(Flags());
+  Connection connection(server.grpc_address());
+  for (int n = 0; n < 2; ++n) connection.Send(kAcknowledgement);
+  EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_PROTOCOL_ERROR);
 }
 
 TEST(Http2ConnectionTest, SmallCallsWhoseResponsesAreNotReadHinderNobody) {
@@ -673,6 +745,17 @@ void Pause(const ServerProcess& server) {
 }
 
 void Resume(const ServerProcess& server) { kill(server.pid(), SIGCONT); }
+
+// Reads the limit after the first SETTINGS although the calls come with the preface.
+TEST(Http2ConnectionTest, TheFirstSettingsPrecedeALowerLimit) {
+  if (kSecurity == Security::kTls) GTEST_SKIP() << "the handshake comes before the preface";
+  const ServerProcess server(Flags({"--max_open_calls=1", "--max_streams_per_connection=9"}));
+  Pause(server);
+  Connection connection(server.grpc_address());
+  for (const uint32_t stream : {1, 3, 5}) connection.OpenCall(stream, CallHeaders(kInfer));
+  Resume(server);
+  for (const uint32_t limit : {9, 1}) EXPECT_EQ(ReadStreamLimit(connection), limit);
+}
 
 // The server is stopped until all calls wait in its sockets. It serves each busy connection for
 // about a millisecond at a time; the other address should wait for one or two of them.
@@ -817,7 +900,7 @@ TEST(Http2ConnectionTest, WatchesAreCountedAsOpenCalls) {
   const ServerProcess server(Flags({"--max_calls_per_caller=2"}));
   Connection connection(server.grpc_address());
   for (const uint32_t stream : {1, 3, 5}) {
-    connection.OpenCall(stream, CallHeaders("/grpc.health.v1.Health/Watch"));
+    connection.OpenCall(stream, CallHeaders(kWatch));
   }
   EXPECT_THAT(connection.ReadResponse(5), HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
 }
