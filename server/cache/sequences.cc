@@ -1,6 +1,7 @@
 #include "server/cache/sequences.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -49,6 +50,8 @@ void Sequences::Enter(const std::string& owner, SequenceCall call, Run run) {
     const auto [place, is_new] = sequences_.try_emplace(Key{owner, call.scope, call.id});
     sequence = &place->second;
     if (is_new) sequence->place = place;
+    // EndAll() may be over, and would not find this call.
+    if (place->first.scope != nullptr && *place->first.scope) sequence->is_ending = true;
     sequence->waiting.push_back({std::move(call), std::move(run), sequence->has_turn});
     if (std::exchange(sequence->has_turn, true)) return;
   }
@@ -94,17 +97,22 @@ void Sequences::Leave(Sequence& sequence) {
   BeginTurns(sequence);
 }
 
-void Sequences::EndAll(uint64_t scope) {
-  MutexLock lock(mutex_);
-  for (auto next = sequences_.begin(); next != sequences_.end();) {
-    const auto place = next++;
-    Sequence& sequence = place->second;
-    if (place->first.scope != scope) continue;
-    sequence.is_ending = true;
-    if (sequence.has_turn) continue;
-    Close(sequence);
-    sequences_.erase(place);
+void Sequences::EndAll(const SequenceScope& scope) {
+  std::vector<std::pair<std::string, std::string>> ended;  // owners and their caches
+  {
+    MutexLock lock(mutex_);
+    for (auto next = sequences_.begin(); next != sequences_.end();) {
+      const auto place = next++;
+      Sequence& sequence = place->second;
+      if (place->first.scope != scope) continue;
+      sequence.is_ending = true;
+      if (sequence.has_turn) continue;
+      ended.emplace_back(place->first.owner, std::move(sequence.cache));
+      sequences_.erase(place);
+    }
   }
+  // Without the lock, for which all calls of sequences wait.
+  for (const auto& [owner, cache] : ended) CloseCache(owner, cache);
 }
 
 absl::StatusOr<std::string> Sequences::CacheFor(Sequence& sequence, const SequenceCall& call) {
@@ -123,8 +131,10 @@ absl::StatusOr<std::string> Sequences::CacheFor(Sequence& sequence, const Sequen
 }
 
 void Sequences::Close(Sequence& sequence) {
-  const std::string& owner = sequence.place->first.owner;
-  const std::string cache = std::exchange(sequence.cache, "");
+  CloseCache(sequence.place->first.owner, std::exchange(sequence.cache, ""));
+}
+
+void Sequences::CloseCache(const std::string& owner, const std::string& cache) {
   // Its lease may have run out, which is no refusal to be counted.
   if (store_.Has(owner, cache)) store_.Close(owner, {&cache, 1}).IgnoreError();
 }

@@ -2,10 +2,12 @@
 #ifndef RAPT_SERVER_CACHE_SEQUENCES_H_
 #define RAPT_SERVER_CACHE_SEQUENCES_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
@@ -22,10 +24,14 @@ namespace rapt::cache {
 using SequenceId = std::variant<uint64_t, std::string>;
 std::string ToString(const SequenceId& id);
 
+// Sequences that end together, and that have ids of their own. True once it has ended. Null is the
+// scope that never ends.
+using SequenceScope = std::shared_ptr<const std::atomic<bool>>;
+
 // One call of a sequence.
 struct SequenceCall {
   SequenceId id = {};
-  uint64_t scope = 0;   // sequences of different scopes have ids of their own
+  SequenceScope scope = {};
   bool starts = false;  // a new sequence, in place of a running one
   bool ends = false;    // the sequence, after this call
   CacheSpec spec = {};  // of the cache of a call that starts
@@ -78,8 +84,9 @@ class Sequences {
   // thread that ends the turn before it.
   void Enter(const std::string& owner, SequenceCall call, Run run);
 
-  // Ends the sequences of a scope, each when none of its calls runs or waits.
-  void EndAll(uint64_t scope);
+  // Ends the sequences of a scope, each when none of its calls runs or waits. A call that enters
+  // later and starts a sequence is its only one. REQUIRES: the scope has ended.
+  void EndAll(const SequenceScope& scope);
 
   CacheStore& store() const { return store_; }
   // The records, also of sequences whose lease has run out.
@@ -88,7 +95,7 @@ class Sequences {
  private:
   struct Key {
     std::string owner;
-    uint64_t scope;
+    SequenceScope scope;
     SequenceId id;
     // clang-tidy 14 takes the comparison with 0 for a pointer.
     // NOLINTNEXTLINE(modernize-use-nullptr)
@@ -114,6 +121,7 @@ class Sequences {
   bool TakeNext(Sequence& sequence, Waiting& next);
   absl::StatusOr<std::string> CacheFor(Sequence& sequence, const SequenceCall& call);
   void Close(Sequence& sequence);
+  void CloseCache(const std::string& owner, const std::string& cache);
   void RemoveDead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   CacheStore& store_;

@@ -4,7 +4,7 @@
 
 namespace rapt {
 
-ModelInfo LayerModel(const std::string& name, std::shared_ptr<const Layer> layer, uint64_t load) {
+ModelInfo LayerModel(const std::string& name, std::shared_ptr<const Layer> layer) {
   const LayerConfig& config = layer->config();
   const DType dtype = layer->dtype();
   ModelInfo model{.model = ModelId(std::make_shared<const std::string>(name)),
@@ -17,7 +17,7 @@ ModelInfo LayerModel(const std::string& name, std::shared_ptr<const Layer> layer
                               {"weights", kLayerWeights, dtype, 4}}};
   if (config.pad_token_id) model.inputs.push_back({"input_ids", kInputIds, DType::kInt64, 2});
   model.layer = std::move(layer);
-  model.load = load;
+  model.has_ended = std::make_shared<std::atomic<bool>>(false);
   return model;
 }
 

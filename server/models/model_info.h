@@ -2,6 +2,7 @@
 #ifndef RAPT_SERVER_MODELS_MODEL_INFO_H_
 #define RAPT_SERVER_MODELS_MODEL_INFO_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,14 +33,15 @@ struct ModelInfo {
   std::vector<ModelTensor> inputs;
   std::vector<ModelTensor> outputs;
   std::shared_ptr<const Layer> layer = nullptr;  // of a layer, together with its memory
-  uint64_t load = 0;  // of a layer: a number that no other load of the process has, from 1
+  // Of a layer: becomes true when it is replaced or unloaded. Its address identifies the load.
+  std::shared_ptr<std::atomic<bool>> has_ended = nullptr;
 
   absl::string_view name() const { return model.name(); }
 };
 
 using ModelInfoPtr = std::shared_ptr<const ModelInfo>;
 
-ModelInfo LayerModel(const std::string& name, std::shared_ptr<const Layer> layer, uint64_t load);
+ModelInfo LayerModel(const std::string& name, std::shared_ptr<const Layer> layer);
 
 }  // namespace rapt
 

@@ -98,8 +98,7 @@ absl::StatusOr<ModelInfoPtr> ModelRepository::Make(const std::string& name) {
   charged->memory = *std::move(memory);
   charged->layer = *std::move(layer);
   const Layer* const packed = charged->layer.get();
-  return std::make_shared<const ModelInfo>(
-      LayerModel(name, {std::move(charged), packed}, ++loads_));
+  return std::make_shared<const ModelInfo>(LayerModel(name, {std::move(charged), packed}));
 }
 
 void ModelRepository::ForgetRemoved() {
@@ -117,7 +116,7 @@ void ModelRepository::ForgetRemoved() {
   for (const std::string& name : removed) models_.erase(name);
 }
 
-absl::Status ModelRepository::Load(const std::string& name) {
+absl::StatusOr<ModelInfoPtr> ModelRepository::Load(const std::string& name) {
   if (absl::Status status = CheckName(name); !status.ok()) return status;
   MutexLock loading(loading_);
   ForgetRemoved();
@@ -139,25 +138,30 @@ absl::Status ModelRepository::Load(const std::string& name) {
       {{"model", name},
        {"bytes", (*made)->layer->bytes()},
        {"ms", Milliseconds(clock.Now() - begin)}});
-  MutexLock lock(mutex_);
-  models_[name].swap(*made);  // the replaced layer is released outside of the lock
-  return absl::OkStatus();
+  return Replace(name, *std::move(made));
 }
 
-absl::Status ModelRepository::Unload(const std::string& name) {
+absl::StatusOr<ModelInfoPtr> ModelRepository::Unload(const std::string& name) {
   if (absl::Status status = CheckName(name); !status.ok()) return status;
   MutexLock loading(loading_);
-  ModelInfoPtr unloaded;
   {
     MutexLock lock(mutex_);
-    const auto model = models_.find(name);
-    if (model == models_.end()) {
+    if (!models_.contains(name)) {
       return absl::NotFoundError(absl::StrCat("unknown model '", name, "'"));
     }
-    model->second.swap(unloaded);
   }
+  ModelInfoPtr unloaded = Replace(name, nullptr);
   if (unloaded != nullptr) Log(LogLevel::kInfo, "model unloaded", {{"model", name}});
-  return absl::OkStatus();
+  return unloaded;
+}
+
+ModelInfoPtr ModelRepository::Replace(const std::string& name, ModelInfoPtr model) {
+  {
+    MutexLock lock(mutex_);
+    models_[name].swap(model);
+  }
+  if (model != nullptr) *model->has_ended = true;
+  return model;
 }
 
 absl::Status ModelRepository::LoadAll(absl::FunctionRef<bool()> stop_requested) {
@@ -165,7 +169,7 @@ absl::Status ModelRepository::LoadAll(absl::FunctionRef<bool()> stop_requested) 
   if (!names.ok()) return names.status();
   for (const std::string& name : *names) {
     if (stop_requested()) return absl::CancelledError("stopped while models were loaded");
-    if (absl::Status status = Load(name); !status.ok()) return status;
+    if (absl::Status status = Load(name).status(); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

@@ -2,7 +2,6 @@
 #ifndef RAPT_SERVER_MODELS_MODEL_REPOSITORY_H_
 #define RAPT_SERVER_MODELS_MODEL_REPOSITORY_H_
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -47,16 +46,16 @@ class ModelRepository {
   // model's name; Cancelled as soon as `stop_requested` returns true.
   absl::Status LoadAll(absl::FunctionRef<bool()> stop_requested);
 
-  // Reads the model's folder again and replaces the layer, which calls in flight still use. After
-  // an error the model is what it was before. Returns InvalidArgument for a name that no folder may
-  // have and for files that make no layer, NotFound without files, Aborted for files that change
-  // meanwhile, ResourceExhausted, with needed and allowed bytes, if the budget has no room for the
-  // weights beside all others.
-  absl::Status Load(const std::string& name);
+  // Reads the model's folder again, replaces the layer, which calls in flight still use, and
+  // returns the one replaced; null if the model was not loaded. After an error the model is what it
+  // was before. Returns InvalidArgument for a name that no folder may have and for files that make
+  // no layer, NotFound without files, Aborted for files that change meanwhile, ResourceExhausted,
+  // with needed and allowed bytes, if the budget has no room for the weights beside all others.
+  absl::StatusOr<ModelInfoPtr> Load(const std::string& name);
 
-  // Ends the service of a model; its memory is free once its last call has ended. NotFound for an
-  // unknown model.
-  absl::Status Unload(const std::string& name);
+  // Ends the service of a model, and returns it; null if it was not loaded. Its memory is free once
+  // its last call has ended. NotFound for an unknown model.
+  absl::StatusOr<ModelInfoPtr> Unload(const std::string& name);
 
   // Returns null unless the model is loaded.
   ModelInfoPtr Find(absl::string_view name) const;
@@ -72,6 +71,9 @@ class ModelRepository {
   absl::Status CheckName(absl::string_view name) const;
   absl::StatusOr<ModelInfoPtr> Make(const std::string& name)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(loading_);
+  // Returns the layer that was served until now, which has ended.
+  ModelInfoPtr Replace(const std::string& name, ModelInfoPtr model)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(loading_);
   // Forgets models that were unloaded and whose folder does not exist.
   void ForgetRemoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(loading_);
   std::string PathOf(const std::string& name) const;
@@ -79,7 +81,6 @@ class ModelRepository {
   const Options options_;
   AdmissionGate& gate_;
   Mutex loading_;  // held while a model is loaded or unloaded
-  uint64_t loads_ ABSL_GUARDED_BY(loading_) = 0;
   mutable Mutex mutex_;
   Models models_ ABSL_GUARDED_BY(mutex_);  // null: unloaded
 };

@@ -1,8 +1,11 @@
 """Sequences of layers through Triton's own clients: prefill and decode of a causal layer whose keys and values stay with the
 server, against one call for all tokens and the definition in float64."""
 
+import hashlib
 import itertools
 import queue
+import subprocess
+import threading
 import time
 
 import make_layers
@@ -326,6 +329,67 @@ def test_unloading_and_replacing_end_the_sequences_of_a_layer(tmp_path):
         client.load_model("llama")
         refuse(client, "INVALID_ARGUMENT", NEEDS_START.format(1, "llama"), x[:, 3:], sequence_id=1)
         client.infer("gpt2", [], sequence_id=1, sequence_end=True)
+        assert live_caches(server) == 0
+
+
+def test_no_sequence_outlives_its_layer(tmp_path):
+    """Whichever of the two is first, the start of a sequence or the end of its layer."""
+    repository_of(tmp_path)
+    flags = (f"--model_repository={tmp_path}", "--kv_cache_bytes=67108864")
+    with RaptServer(*flags) as server, triton.InferenceServerClient(server.grpc_address) as client:
+        x, stops, wrong = tokens(1), threading.Event(), []
+
+        def start(thread):
+            with triton.InferenceServerClient(server.grpc_address) as own:
+                for n in itertools.count():
+                    if stops.is_set():
+                        return
+                    try:
+                        infer(own, "luong", x, sequence_id=f"{thread}-{n}", sequence_start=True)
+                    except InferenceServerException as error:
+                        if "unknown model 'luong'" not in error.message():
+                            wrong.append(error)
+
+        threads = [threading.Thread(target=start, args=(n,)) for n in range(10)]
+        for thread in threads:
+            thread.start()
+        for n in range(300):
+            client.load_model("luong")
+            if n % 4 == 0:
+                client.unload_model("luong")
+        stops.set()
+        for thread in threads:
+            thread.join()
+        client.unload_model("luong")
+        assert wrong == []
+        assert live_caches(server) == 0
+
+
+def test_callers_have_sequences_of_their_own(tmp_path):
+    """One id, two holders of tokens."""
+    repository_of(tmp_path / "models")
+    authority = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", tmp_path / "key", "-out", tmp_path / "certificate"]
+    subprocess.run(["openssl", "req", "-x509", *authority, "-subj", "/CN=server", *files], check=True, capture_output=True)
+    digests = [f"{name} {hashlib.sha256(name.encode()).hexdigest()}\n" for name in ("alice", "bob")]
+    (tmp_path / "tokens").write_text("".join(digests))
+    flags = (f"--tls_cert={tmp_path}/certificate", f"--tls_key={tmp_path}/key", f"--token_file={tmp_path}/tokens")
+    with (
+        RaptServer(f"--model_repository={tmp_path}/models", "--kv_cache_bytes=67108864", *flags) as server,
+        triton.InferenceServerClient(server.grpc_address, ssl=True, root_certificates=f"{tmp_path}/certificate") as client,
+    ):
+        alice, bob = ({"headers": {"authorization": f"Bearer {name}"}} for name in ("alice", "bob"))
+        x, y = tokens(4), tokens(4)
+        infer(client, "llama", x[:, :3], sequence_id=1, sequence_start=True, **alice)
+        refuse(client, "INVALID_ARGUMENT", NEEDS_START.format(1, "llama"), y[:, :1], sequence_id=1, **bob)
+        infer(client, "llama", y[:, :3], sequence_id=1, sequence_start=True, **bob)
+        assert live_caches(server) == 2
+        for caller, z in ((alice, x), (bob, y)):
+            last = infer(client, "llama", z[:, 3:], sequence_id=1, sequence_end=True, **caller)
+            check(last, infer(client, "llama", z, **caller)[:, 3:])
+        for caller in (alice, bob):
+            infer(client, "llama", x, sequence_id=2, sequence_start=True, **caller)
+        client.unload_model("llama", **alice)
         assert live_caches(server) == 0
 
 

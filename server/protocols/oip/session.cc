@@ -179,7 +179,7 @@ absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters
   absl::StatusOr<cache::SequenceCall> sequence = ReadSequence(parameters, model.name());
   if (!sequence.ok()) return sequence.status();
   SessionCall call{.sequence = *std::move(sequence)};
-  call.sequence.scope = model.load;
+  call.sequence.scope = model.has_ended;
   const bool has_inputs = std::any_of(kInputs.begin(), kInputs.end(),
                                       [&](Role role) { return read.inputs[role].has_value(); });
   if (!has_inputs && parameters.ends && !parameters.starts) return call;

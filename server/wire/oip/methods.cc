@@ -263,8 +263,11 @@ absl::Status Methods::CheckRepository(const std::string& repository_name) const 
   return absl::UnimplementedError("the only repository has no name; leave it empty");
 }
 
-void Methods::EndSequences(const ModelInfoPtr& layer) const {
-  if (layer != nullptr && sequences_ != nullptr) sequences_->EndAll(layer->load);
+absl::Status Methods::EndSequences(const absl::StatusOr<ModelInfoPtr>& replaced) const {
+  if (replaced.ok() && *replaced != nullptr && sequences_ != nullptr) {
+    sequences_->EndAll((*replaced)->has_ended);
+  }
+  return replaced.status();
 }
 
 absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
@@ -299,10 +302,7 @@ absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest& reque
                                                  request.parameters().begin()->first,
                                                  "' is not supported; a model is its folder"));
   }
-  const ModelInfoPtr before = repository_->Find(request.model_name());
-  absl::Status status = repository_->Load(request.model_name());
-  if (status.ok()) EndSequences(before);
-  return status;
+  return EndSequences(repository_->Load(request.model_name()));
 }
 
 absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& request,
@@ -312,10 +312,8 @@ absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& req
     return absl::UnimplementedError(
         "not supported: RepositoryModelUnload needs --model_repository");
   }
-  const ModelInfoPtr before = repository_->Find(request.model_name());
-  absl::Status status = repository_->Unload(request.model_name());  // no model depends on another
-  if (status.ok()) EndSequences(before);
-  return status;
+  // No model depends on another.
+  return EndSequences(repository_->Unload(request.model_name()));
 }
 
 absl::Status Methods::Respond(const inference::SystemSharedMemoryStatusRequest& request,

@@ -101,8 +101,8 @@ class Methods {
 
  private:
   absl::Status CheckRepository(const std::string& repository_name) const;
-  // Of a layer that is not served any more; null: nothing.
-  void EndSequences(const ModelInfoPtr& layer) const;
+  // Ends those of the layer that was replaced or unloaded, if there was one; returns the status.
+  absl::Status EndSequences(const absl::StatusOr<ModelInfoPtr>& replaced) const;
   template <typename ProtoRequest, typename ProtoResponse>
   void AddLoading(const std::string& name, UnaryMethods& methods);
   template <typename ProtoRequest, typename ProtoResponse>

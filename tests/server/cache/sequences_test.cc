@@ -29,6 +29,11 @@ class SequencesTest : public ::testing::Test {
     return call;
   }
 
+  static SequenceCall In(SequenceScope scope, SequenceCall call) {
+    call.scope = std::move(scope);
+    return call;
+  }
+
   // Runs a call whose turn must come at once, and returns its cache.
   absl::StatusOr<std::string> RunCall(SequenceCall call, bool succeeds = true,
                                       const std::string& owner = "a") {
@@ -78,32 +83,33 @@ TEST_F(SequencesTest, NumbersTextsAndOwnersHaveSequencesOfTheirOwn) {
 }
 
 TEST_F(SequencesTest, ScopesHaveSequencesOfTheirOwnAndEndAlone) {
-  const auto in = [](uint64_t scope, SequenceCall call) {
-    call.scope = scope;
-    return call;
-  };
+  const auto first = std::make_shared<std::atomic<bool>>(false);
+  const auto second = std::make_shared<std::atomic<bool>>(false);
   const std::string none = Start(5u);
-  const std::string one = RunCall(in(1, Call(5u, /*starts=*/true))).value();
-  const std::string other = RunCall(in(1, Call("x", /*starts=*/true)), true, "b").value();
-  const std::string two = RunCall(in(2, Call(5u, /*starts=*/true))).value();
+  const std::string one = RunCall(In(first, Call(5u, /*starts=*/true))).value();
+  const std::string other = RunCall(In(first, Call("x", /*starts=*/true)), true, "b").value();
+  const std::string two = RunCall(In(second, Call(5u, /*starts=*/true))).value();
   EXPECT_EQ(store_.caches(), 4);
-  EXPECT_EQ(RunCall(in(1, Call(5u))).value(), one);
-  sequences_.EndAll(1);
+  EXPECT_EQ(RunCall(In(first, Call(5u))).value(), one);
+  *first = true;
+  sequences_.EndAll(first);
   EXPECT_FALSE(store_.Has("a", one) || store_.Has("b", other));
-  EXPECT_TRUE(absl::IsNotFound(RunCall(in(1, Call(5u))).status()));
+  EXPECT_TRUE(absl::IsNotFound(RunCall(In(first, Call(5u))).status()));
   EXPECT_EQ(Step(5u), none);
-  EXPECT_EQ(RunCall(in(2, Call(5u))).value(), two);
+  EXPECT_EQ(RunCall(In(second, Call(5u))).value(), two);
   EXPECT_EQ(store_.caches(), 2);
   EXPECT_EQ(sequences_.size(), 2u);
 }
 
 TEST_F(SequencesTest, AScopeEndsAfterTheCallsThatRunAndWait) {
+  const auto scope = std::make_shared<std::atomic<bool>>(false);
   std::optional<Turn> first;
-  sequences_.Enter("a", Call(7u, /*starts=*/true),
+  sequences_.Enter("a", In(scope, Call(7u, /*starts=*/true)),
                    [&](Turn turn) { first.emplace(std::move(turn)); });
   std::optional<Turn> second;
-  sequences_.Enter("a", Call(7u), [&](Turn turn) { second.emplace(std::move(turn)); });
-  sequences_.EndAll(0);
+  sequences_.Enter("a", In(scope, Call(7u)), [&](Turn turn) { second.emplace(std::move(turn)); });
+  *scope = true;
+  sequences_.EndAll(scope);
   EXPECT_EQ(store_.caches(), 1);
   first->End(true);
   first.reset();
@@ -112,6 +118,50 @@ TEST_F(SequencesTest, AScopeEndsAfterTheCallsThatRunAndWait) {
   second->End(true);
   EXPECT_EQ(store_.caches(), 1);
   second.reset();
+  EXPECT_EQ(store_.caches(), 0);
+  EXPECT_EQ(sequences_.size(), 0u);
+}
+
+// A call may have been read before its layer was replaced.
+TEST_F(SequencesTest, ACallThatEntersAnEndedScopeLeavesNoSequence) {
+  const auto scope = std::make_shared<std::atomic<bool>>(true);
+  sequences_.EndAll(scope);
+  EXPECT_TRUE(RunCall(In(scope, Call(7u, /*starts=*/true))).ok());
+  EXPECT_EQ(store_.caches(), 0);
+  EXPECT_EQ(sequences_.size(), 0u);
+  EXPECT_TRUE(absl::IsNotFound(RunCall(In(scope, Call(7u))).status()));
+  EXPECT_EQ(sequences_.size(), 0u);
+}
+
+TEST_F(SequencesTest, CallsThatEnterWhileScopesEndLeaveNoSequences) {
+  SequenceScope current;
+  Mutex mutex;
+  const auto swap = [&](SequenceScope next) {
+    MutexLock lock(mutex);
+    current.swap(next);
+    return next;
+  };
+  std::atomic<bool> stops{false};
+  std::vector<std::thread> threads;
+  for (uint64_t id = 0; id < 3; ++id) {
+    threads.emplace_back([&, id] {
+      while (!stops) {
+        SequenceScope scope = swap(nullptr);
+        if (scope == nullptr) continue;
+        swap(scope);
+        RunCall(In(scope, Call(id, /*starts=*/true))).IgnoreError();
+      }
+    });
+  }
+  for (int n = 0; n < 2000; ++n) {
+    const auto scope = std::make_shared<std::atomic<bool>>(false);
+    swap(scope);
+    std::this_thread::yield();
+    *scope = true;
+    sequences_.EndAll(scope);
+  }
+  stops = true;
+  for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(store_.caches(), 0);
   EXPECT_EQ(sequences_.size(), 0u);
 }

@@ -59,11 +59,16 @@ TEST_F(ModelRepositoryTest, AModelIsDescribedOnceForAllItsCalls) {
   EXPECT_EQ(repository_.Find("a"), first);
   EXPECT_EQ(repository_.loaded().front(), first);
   Write("a", 6);
-  ASSERT_TRUE(repository_.Load("a").ok());
+  EXPECT_EQ(repository_.Load("a").value(), first);
   const ModelInfoPtr second = repository_.Find("a");
   EXPECT_EQ(first->inputs.front().size, 4);
   EXPECT_EQ(second->inputs.front().size, 6);
-  EXPECT_NE(first->load, second->load);
+  EXPECT_TRUE(*first->has_ended);
+  EXPECT_FALSE(*second->has_ended);
+  EXPECT_EQ(repository_.Unload("a").value(), second);
+  EXPECT_TRUE(*second->has_ended);
+  EXPECT_EQ(repository_.Unload("a").value(), nullptr);
+  EXPECT_EQ(repository_.Load("a").value(), nullptr);
 }
 
 TEST_F(ModelRepositoryTest, StopsBetweenTwoModels) {
@@ -88,7 +93,7 @@ TEST_F(ModelRepositoryTest, HasAMostNumberOfModels) {
   ASSERT_TRUE(repository_.LoadAll(kNever).ok());
   EXPECT_EQ(Loaded().size(), ModelRepository::kMaxModels);
   Write("one_more");
-  const auto full = [&] { return repository_.Load("one_more"); };
+  const auto full = [&] { return repository_.Load("one_more").status(); };
   EXPECT_EQ(full().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(full().message(), "model 'one_more': the repository has 1000 models, the most allowed");
   EXPECT_TRUE(repository_.Load("m7").ok());
@@ -98,17 +103,17 @@ TEST_F(ModelRepositoryTest, HasAMostNumberOfModels) {
   std::filesystem::remove_all(folder_ / "m7");
   EXPECT_TRUE(full().ok());
   EXPECT_EQ(repository_.Find("m7"), nullptr);
-  EXPECT_EQ(repository_.Unload("m7").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(repository_.Unload("m7").status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(ModelRepositoryTest, NamesDoNotLeadOutOfTheFolder) {
   for (const std::string& name :
        {std::string(".."), std::string("a/b"), std::string(), std::string("a\0b", 3),
         std::string(".hidden"), std::string(129, 'x'), std::string("attention")}) {
-    EXPECT_EQ(repository_.Load(name).code(), absl::StatusCode::kInvalidArgument) << name;
-    EXPECT_EQ(repository_.Unload(name).code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_EQ(repository_.Load(name).status().code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_EQ(repository_.Unload(name).status().code(), absl::StatusCode::kInvalidArgument) << name;
   }
-  EXPECT_EQ(repository_.Load(std::string(128, 'x')).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(repository_.Load(std::string(128, 'x')).status().code(), absl::StatusCode::kNotFound);
 }
 
 }  // namespace
