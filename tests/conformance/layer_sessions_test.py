@@ -199,6 +199,27 @@ def test_an_end_may_come_alone(server, client):
     assert live_caches(server) == 0
 
 
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"storage": "int8"}, "parameter storage is int8; it is allowed with sequence_start only"),
+        ({"position": 2}, "parameter position is 2; it is allowed with inputs only"),
+        ({"position": -7}, "parameter position is -7; it is allowed with inputs only"),
+        ({"is_causal": False}, "is_causal is false"),
+        ({"dropout_probability": 7.0}, "dropout_probability is 7"),
+        ({"dropout_probability": 0.5}, "dropout_probability is given"),
+    ],
+)
+def test_an_end_alone_has_no_other_parameters(client, parameters, text):
+    id = next(IDS)
+    infer(client, "gpt2", tokens(2), sequence_id=id, sequence_start=True)
+    with pytest.raises(InferenceServerException) as error:
+        client.infer("gpt2", [], sequence_id=id, sequence_end=True, parameters=parameters)
+    assert "INVALID_ARGUMENT" in error.value.status()
+    assert text in error.value.message()
+    client.infer("gpt2", [], sequence_id=id, sequence_end=True, parameters={"is_causal": True})
+
+
 def test_streams(server):
     x, answers = tokens(6), queue.Queue()
     with triton.InferenceServerClient(server.grpc_address) as client:

@@ -133,6 +133,22 @@ absl::Status ReadSpec(const SessionParameters& parameters, const cache::TokenSha
   return absl::OkStatus();
 }
 
+// A call that only ends its sequence has no tokens that a position could be that of.
+absl::Status CheckEndAlone(const SessionParameters& parameters) {
+  if (!parameters.position) return absl::OkStatus();
+  return Invalid(absl::StrCat("parameter position is ", *parameters.position,
+                              "; it is allowed with inputs only"));
+}
+
+// The call of a layer with a query of one token.
+cache::LayerStep OneTokenStep(const ModelInfo& model, const LayerCall& read) {
+  cache::LayerStep step = {model.layer, read, {}};
+  const Layer& layer = *model.layer;
+  step.call.inputs[Role::kQ] = TensorSpec{layer.dtype(), {1, 1, layer.config().embed_size}};
+  step.call.is_causal = read.is_causal.value_or(true);
+  return step;
+}
+
 // Replaces the message, and keeps the reason.
 absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
   absl::Status changed(status.code(), message);
@@ -167,10 +183,13 @@ absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
   if (status.ok()) status = ReadQueries(read, inputs, call);
   if (status.ok()) status = ReadSpec(parameters, token, call);
   if (!status.ok()) return status;
-  const bool has_tokens = layer.count > 0 || attend.items[0].rows > 0;
-  if (has_tokens || (call.is_empty() && parameters.ends)) return call;
-  return Invalid(
-      "inputs Q, K and V have no tokens; a call needs some, or sequence_end without inputs");
+  if (layer.count > 0 || attend.items[0].rows > 0) return call;
+  if (!call.is_empty() || !parameters.ends) {
+    return Invalid(
+        "inputs Q, K and V have no tokens; a call needs some, or sequence_end without inputs");
+  }
+  if (absl::Status status = CheckEndAlone(parameters); !status.ok()) return status;
+  return call;
 }
 
 absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters,
@@ -182,7 +201,14 @@ absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters
   call.sequence.scope = model.has_ended;
   const bool has_inputs = std::any_of(kInputs.begin(), kInputs.end(),
                                       [&](Role role) { return read.inputs[role].has_value(); });
-  if (!has_inputs && parameters.ends && !parameters.starts) return call;
+  if (!has_inputs && parameters.ends && !parameters.starts) {
+    // What the layer and its other parameters may be does not depend on the tokens.
+    absl::Status status = cache::AttendCallOf(OneTokenStep(model, read)).status();
+    if (status.ok()) status = ReadSpec(parameters, {}, call);
+    if (status.ok()) status = CheckEndAlone(parameters);
+    if (!status.ok()) return status;
+    return call;
+  }
   call.layer = {model.layer, read, inputs[Role::kQ]};
   absl::StatusOr<cache::AttendCall> attend = cache::AttendCallOf(*call.layer);
   if (!attend.ok()) return attend.status();
