@@ -163,12 +163,21 @@ std::optional<size_t> LayerNumber(absl::string_view prefix) {
 }
 
 // Llama 4's and SmolLM3's list has a 0 for each layer of the model without rotary embedding. It is
-// harmless if this layer, or every one, has a 1.
+// harmless if this layer, or every one, has a 1. Without a list, or with an empty one, Transformers
+// makes one by no_rope_layer_interval; saved configurations have it.
 void CheckNoRopeLayers(const Json& root, absl::string_view prefix, absl::Status& status) {
   const auto list = root.find("no_rope_layers");
-  if (list == root.end() || list->is_null()) return;
+  const auto interval = root.find("no_rope_layer_interval");
+  if (list == root.end()) {
+    if (interval == root.end() || interval->is_null()) return;
+    return status.Update(Invalid("no_rope_layer_interval is ", TextOf(*interval),
+                                 " and no_rope_layers is absent; it must be an array with a 1 for "
+                                 "this layer"));
+  }
   const auto has_rope = [](const Json& layer) { return layer == Json(1); };
-  if (list->is_array() && std::all_of(list->begin(), list->end(), has_rope)) return;
+  if (list->is_array() && !list->empty() && std::all_of(list->begin(), list->end(), has_rope)) {
+    return;
+  }
   const std::optional<size_t> number = LayerNumber(prefix);
   const bool has_layer = list->is_array() && number && *number < list->size();
   if (has_layer && has_rope((*list)[*number])) return;
@@ -176,9 +185,10 @@ void CheckNoRopeLayers(const Json& root, absl::string_view prefix, absl::Status&
     return status.Update(Invalid("no_rope_layers[", *number, "] is ", TextOf((*list)[*number]),
                                  "; it must be 1: a layer has rotary embedding if the model has"));
   }
-  status.Update(Invalid("no_rope_layers is ", TextOf(*list),
-                        "; it must be null, or an array with a 1 for every layer, or for the one "
-                        "whose number rapt.prefix has: model.layers.3.self_attn."));
+  const bool is_empty = list->is_array() && list->empty();
+  status.Update(Invalid("no_rope_layers is ", is_empty ? "empty" : TextOf(*list),
+                        "; it must be an array with a 1 for every layer, or for the one whose "
+                        "number rapt.prefix has: model.layers.3.self_attn."));
 }
 
 void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& status) {

@@ -67,19 +67,29 @@ TEST(LayerSettingsTest, AcceptsLayersWithoutRotaryEmbeddingBesideThisOne) {
                         R"("}})");
   };
   EXPECT_TRUE(ParseLayerSettings(config("[1, 1]", "")).ok());
-  EXPECT_TRUE(ParseLayerSettings(config("null", "")).ok());
   EXPECT_TRUE(ParseLayerSettings(config("[0, 1]", "model.layers.1.self_attn.")).ok());
   EXPECT_THAT(MessageFor(config("[0, 1]", "model.layers.0.self_attn.")),
               HasSubstr("no_rope_layers[0] is 0; it must be 1"));
   for (const char* prefix :
        {"", "model.layers.2.self_attn.", "layers.-1.", "a.18446744073709551616."}) {
     EXPECT_THAT(MessageFor(config("[0, 1]", prefix)),
-                HasSubstr("no_rope_layers is an array; it must be null, or an array with a 1"));
+                HasSubstr("no_rope_layers is an array; it must be an array with a 1"));
   }
   EXPECT_THAT(MessageFor(config("1", "model.layers.0.")),
               HasSubstr("no_rope_layers is 1; it must"));
   EXPECT_THAT(MessageFor(config(R"(["1"])", "model.layers.0.")),
               HasSubstr(R"(no_rope_layers[0] is "1"; it must be 1)"));
+}
+
+// Transformers then makes the list, in which by default each fourth layer has a 0.
+TEST(LayerSettingsTest, RejectsListsOfRotaryEmbeddingThatAreNotWritten) {
+  EXPECT_THAT(MessageFor(R"({"no_rope_layers": []})"), HasSubstr("no_rope_layers is empty; it"));
+  EXPECT_THAT(MessageFor(R"({"no_rope_layers": null})"), HasSubstr("no_rope_layers is null; it"));
+  EXPECT_THAT(MessageFor(R"({"no_rope_layer_interval": 4})"),
+              HasSubstr("no_rope_layer_interval is 4 and no_rope_layers is absent; it must"));
+  const auto written = ParseLayerSettings(
+      R"({"no_rope_layers": [1, 0], "no_rope_layer_interval": 2, "rapt": {"prefix": "h.0."}})");
+  EXPECT_TRUE(written.ok()) << written.status();
 }
 
 TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
