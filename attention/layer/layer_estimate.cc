@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "attention/attention.h"
 #include "attention/operator.h"
 #include "base/buffer_pool.h"
+#include "base/invalid.h"
 
 namespace rapt {
 namespace {
@@ -19,6 +21,10 @@ absl::StatusOr<LayerEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, 
                                             int64_t batch, int64_t length,
                                             const PlanOptions& options) {
   const LayerConfig& c = layer->config();
+  if (layer->is_fp64() && dtype != DType::kFloat64) {
+    return Invalid("dtype is ", NameOf(dtype),
+                   "; it must be FP64, because the layer has weights of FP64");
+  }
   LayerCall call;
   const auto give = [&](Role role, int64_t size) {
     call.inputs[role] = TensorSpec{dtype, {batch, length, size}};
@@ -28,10 +34,15 @@ absl::StatusOr<LayerEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, 
   if (c.value_embed_size != c.key_embed_size) give(Role::kV, *c.value_embed_size);
   LayerEstimate estimate;
   estimate.weights = layer->bytes();
+  const auto fails = [&](const absl::Status& status) {
+    return absl::Status(status.code(),
+                        absl::StrCat("batch is ", batch, " and lengths has ", length,
+                                     "; a call must be smaller: ", status.message()));
+  };
   const auto op = MakeLayerCall(std::move(layer), call);
-  if (!op.ok()) return op.status();
+  if (!op.ok()) return fails(op.status());
   const absl::StatusOr<Plan> plan = MakePlan(**op, options);
-  if (!plan.ok()) return plan.status();
+  if (!plan.ok()) return fails(plan.status());
   for (const Role role : {Role::kQ, Role::kK, Role::kV}) {
     estimate.inputs += BytesOf(call.inputs[role]);
   }

@@ -24,7 +24,8 @@ struct LayerEstimate {
   std::string plan;
 };
 
-// Of a call with `length` queries and keys. Returns the errors of MakeLayerCall() and MakePlan().
+// Of a call with `length` queries and keys. Returns the statuses of MakeLayerCall() and MakePlan(),
+// with messages about dtype, or about batch and lengths.
 absl::StatusOr<LayerEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, DType dtype,
                                             int64_t batch, int64_t length,
                                             const PlanOptions& options);

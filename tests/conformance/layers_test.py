@@ -623,9 +623,22 @@ def test_estimates_are_what_the_server_charges(tmp_path):
         ({"model": "torch_block", "lengths": [5]}, "batch is 0"),
         ({"model": "torch_block", "batch": 1}, "lengths has 0 entries"),
         ({"model": "torch_block", "batch": 1, "lengths": [5], "dtype": "INT64"}, "dtype is INT64"),
+        ({"model": "torch_block", "batch": 1 << 40, "lengths": [5, 1 << 40]}, "batch is 1099511627776 and lengths has 5; "),
+        ({"model": "torch_block", "batch": 1 << 20, "lengths": [1 << 20]}, "batch is 1048576 and lengths has 1048576; "),
     ],
 )
 def test_estimates_name_the_field(server, request_, message):
     with pytest.raises(urllib.error.HTTPError) as error:
         estimate(server, **request_)
     assert message in error.value.read().decode()
+
+
+def test_an_estimate_has_the_type_of_the_weights(tmp_path):
+    config, tensors = LAYERS["torch_block"]
+    make_layers.write_layer(tmp_path / "wide", config, {name: tensor.astype(np.float64) for name, tensor in tensors.items()})
+    with serving(tmp_path) as (server, _):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            estimate(server, model="wide", batch=1, lengths=[5], dtype="FP32")
+        assert "dtype is FP32; it must be FP64, because the layer has weights of FP64" in error.value.read().decode()
+        (wide,) = estimate(server, model="wide", batch=1, lengths=[5])
+        assert int(wide["tensorBytes"]) == 5 * 32 * 8 * 2
