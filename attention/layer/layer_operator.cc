@@ -55,11 +55,12 @@ struct Arrays {
   }
 };
 
-// Attention's stages have the step kAttend.
-enum class Step : uint8_t { kEncode, kProject, kNormalize, kRotate, kAppend, kAttend, kOutput };
-
-// The steps of the heads, in the order of LayerHeads::Step.
-constexpr Step kOfHeads[] = {Step::kEncode, Step::kProject, Step::kNormalize, Step::kRotate};
+// What a stage computes. Attention has several stages.
+struct Stage {
+  enum class Part : uint8_t { kHeads, kAppend, kAttend, kOutput };
+  Part part;
+  LayerHeads::Step step = {};  // of kHeads
+};
 
 class LayerPlan final : public BackendPlan {
  public:
@@ -67,7 +68,7 @@ class LayerPlan final : public BackendPlan {
     return attention.backend_plan == nullptr ? "" : attention.backend_plan->Describe();
   }
 
-  absl::InlinedVector<Step, 8> steps;  // of each stage
+  absl::InlinedVector<Stage, 8> stages;
   LayerHeads::Tasks heads;
   Plan attention;
   Projection output;
@@ -91,20 +92,14 @@ class Run {
         checkpoint_(checkpoint) {}
 
   void Task(int stage, int64_t task) const {
-    switch (plan_.steps[stage]) {
-      case Step::kEncode:
-        return HeadsTask(LayerHeads::Step::kEncode, task);
-      case Step::kProject:
-        return ProjectInputs(task);
-      case Step::kNormalize:
-        return HeadsTask(LayerHeads::Step::kNormalize, task);
-      case Step::kRotate:
-        return HeadsTask(LayerHeads::Step::kRotate, task);
-      case Step::kAppend:
+    switch (plan_.stages[stage].part) {
+      case Stage::Part::kHeads:
+        return HeadsTask(plan_.stages[stage].step, task);
+      case Stage::Part::kAppend:
         return AppendToCache();
-      case Step::kAttend:
+      case Stage::Part::kAttend:
         return s_.cache == nullptr ? Attend(stage, task) : AttendToCache(stage, task);
-      case Step::kOutput:
+      case Stage::Part::kOutput:
         return ProjectOutput(task);
     }
   }
@@ -128,14 +123,14 @@ class Run {
   std::byte* Parts() const { return workspace_ + plan_.parts_begin; }
   std::byte* Scratch() const { return Parts() + worker_ * plan_.heads.kernel.scratch_bytes; }
 
+  // Masks are written beside the projections.
   void HeadsTask(LayerHeads::Step step, int64_t task) const {
-    arrays_.heads.RunTask(plan_.heads, step, task, a_, workspace_, Scratch(), worker_, checkpoint_);
-  }
-
-  void ProjectInputs(int64_t task) const {
-    const int64_t projections = plan_.heads.of(LayerHeads::Step::kProject);
-    if (task < projections) return HeadsTask(LayerHeads::Step::kProject, task);
-    mask_.Write(a_, task - projections, arrays_.mask.In(workspace_), arrays_.bias.In(workspace_));
+    const int64_t of_heads = plan_.heads.of(step);
+    if (task < of_heads) {
+      return arrays_.heads.RunTask(plan_.heads, step, task, a_, workspace_, Scratch(), worker_,
+                                   checkpoint_);
+    }
+    mask_.Write(a_, task - of_heads, arrays_.mask.In(workspace_), arrays_.bias.In(workspace_));
   }
 
   TensorView HeadsView(Matrix m) const { return arrays_.heads.View(m, a_, workspace_); }
@@ -309,22 +304,23 @@ class LayerOperator final : public TensorOperator {
 
  private:
   void AddStages(Plan& plan, LayerPlan& layer) const {
-    const auto add = [&](Step step, int64_t tasks) {
+    const auto add = [&](Stage stage, int64_t tasks) {
       if (tasks == 0) return;
       plan.stages.push_back(tasks);
-      layer.steps.push_back(step);
+      layer.stages.push_back(stage);
     };
-    for (const Step step : kOfHeads) {
-      const int64_t masks = step == Step::kProject ? mask_.tasks() : 0;
-      add(step, layer.heads.counts[static_cast<size_t>(step)] + masks);
+    for (size_t n = 0; n < LayerHeads::kSteps; ++n) {
+      const auto step = static_cast<LayerHeads::Step>(n);
+      const int64_t masks = step == LayerHeads::Step::kProject ? mask_.tasks() : 0;
+      add({Stage::Part::kHeads, step}, layer.heads.of(step) + masks);
     }
-    add(Step::kAppend, s_.cache == nullptr ? 0 : 1);
+    add({Stage::Part::kAppend}, s_.cache == nullptr ? 0 : 1);
     layer.attention_stage = static_cast<int>(plan.stages.size());
     for (const int64_t tasks : layer.attention.stages) {
       plan.stages.push_back(tasks);
-      layer.steps.push_back(Step::kAttend);
+      layer.stages.push_back({Stage::Part::kAttend});
     }
-    add(Step::kOutput, layer.output.tasks() + Run::AverageTasks(s_));
+    add({Stage::Part::kOutput}, layer.output.tasks() + Run::AverageTasks(s_));
   }
 
   const LayerShape s_;
