@@ -247,7 +247,8 @@ class CpuPlan final : public BackendPlan {
     if (p.has_relative()) {
       shared.relative = RoundUp(
           fp64 ? RelativeTables<double>::Bytes(p) : RelativeTables<float>::Bytes(p), kVectorBytes);
-      relative_tables = RelativeTables<float>::Count(p);
+      fills_relative = threads == 1 && p.folds;
+      if (!fills_relative) relative_tables = RelativeTables<float>::Count(p);
     }
     if (p.has_relative_vectors()) {
       shared.vectors = RoundUp(
@@ -278,6 +279,9 @@ class CpuPlan final : public BackendPlan {
   const Split split;
   const int64_t key_splits;
   const KeyRotation key_rotation;
+  // Whether tasks fill the tables of their heads themselves. No other thread reads them, and a part
+  // of the keys is computed without those of other heads.
+  bool fills_relative = false;
   // Filled by the first stage, in this order.
   int64_t relative_tables = 0;
   int64_t vector_tables = 0;
@@ -393,6 +397,9 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   }
   // Nothing to fold: these rows see no key of the chunk.
   if (folds_here && !p.score_output && flash.begin >= flash.end) return;
+  for (int64_t h = place.first_head; cpu.fills_relative && h < place.end_head; ++h) {
+    relative.Fill(a, relative.TableOf(place.b, h));
+  }
   if (p.has_rotary()) {
     Rotate(p, a, RotationOf(plan, workspace), place.b, begin + cpu.worker.queries_begin(), flash,
            rows);

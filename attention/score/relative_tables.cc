@@ -125,6 +125,11 @@ int64_t RelativeTables<Real>::Count(const Problem& p) {
 }
 
 template <typename Real>
+int64_t RelativeTables<Real>::TableOf(int64_t b, int64_t h) const {
+  return (VariesByBatch(problem_) ? b * problem_.query_heads : 0) + h;
+}
+
+template <typename Real>
 void RelativeTables<Real>::Fill(const Arguments& a, int64_t n) const {
   const int64_t b = n / problem_.query_heads;
   const int64_t h = n % problem_.query_heads;
@@ -136,8 +141,7 @@ void RelativeTables<Real>::Fill(const Arguments& a, int64_t n) const {
 
 template <typename Real>
 const std::byte* RelativeTables<Real>::Row(int64_t b, int64_t h, int64_t i) const {
-  const int64_t n = (VariesByBatch(problem_) ? b * problem_.query_heads : 0) + h;
-  return reinterpret_cast<const std::byte*>(memory_ + n * DistancesOf(problem_) +
+  return reinterpret_cast<const std::byte*>(memory_ + TableOf(b, h) * DistancesOf(problem_) +
                                             (problem_.query_length - 1 - i));
 }
 

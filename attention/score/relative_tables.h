@@ -28,6 +28,9 @@ class RelativeTables {
   // REQUIRES: `memory` has Bytes() bytes, aligned to Real.
   RelativeTables(const Problem& problem, std::byte* memory);
 
+  // Returns the table of a head. Those of different batch rows may be one.
+  int64_t TableOf(int64_t b, int64_t h) const;
+
   // Fills table n. Different tables may be filled concurrently.
   void Fill(const Arguments& arguments, int64_t n) const;
 

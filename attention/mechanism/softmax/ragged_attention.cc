@@ -16,6 +16,7 @@
 #include "attention/mechanism/softmax/chunked.h"
 #include "attention/mechanism/softmax/ragged_device.h"
 #include "attention/mechanism/softmax/softmax_state.h"
+#include "base/check.h"
 #include "base/checked_math.h"
 #include "base/round_up.h"
 
@@ -307,7 +308,8 @@ class RaggedAttention final : public TensorOperator {
     return problem;
   }
 
-  // One thread plans each part, so that its bits do not depend on their number.
+  // One thread plans each part, so that its bits do not depend on their number, and its tasks share
+  // nothing: there is one stage.
   static void PlanForm(Plan& plan, RaggedPlan::Form& form) {
     Plan& inner = form.plan;
     inner.routing = plan.routing;
@@ -316,7 +318,8 @@ class RaggedAttention final : public TensorOperator {
     if (inner.problem.empty()) return;
     inner.problem.section->key_length = inner.problem.key_length;
     inner.routing.backend->PlanTasks(inner);
-    form.tasks = inner.stages.back();
+    RAPT_CHECK(inner.stages.size() == 1, "the tasks of a part can't wait for each other");
+    form.tasks = inner.stages.front();
     form.state_bytes = StateBytes(inner.problem, inner.state_dtype);
     plan.worker_workspace_bytes = std::max(plan.worker_workspace_bytes,
                                            RoundUp(inner.workspace_bytes(), kWorkspaceAlignment));
@@ -407,22 +410,9 @@ class RaggedAttention final : public TensorOperator {
       inner.inputs[Role::kV] = TokensOf(source_.values(*source), tokens, value_pages);
       inner.state = StateOf(place, local / place.form->tasks, workspace);
       SetPart(blocks_[n], tokens, part_plan->problem);
-      RunPart(*part_plan, inner, own, local % place.form->tasks, checkpoint);
+      part_plan->routing.backend->RunTask(*part_plan, inner, own, 0, local % place.form->tasks, 0,
+                                          checkpoint);
     }
-  }
-
-  // Runs a task of a part's last stage. What comes before it, the biases by distance, is computed
-  // for each task again: it is small, and workers share nothing.
-  static void RunPart(const Plan& part, const Arguments& arguments, std::byte* own, int64_t task,
-                      const Checkpoint& checkpoint) {
-    const Backend& backend = *part.routing.backend;
-    const int last = static_cast<int>(part.stages.size()) - 1;
-    for (int stage = 0; stage < last; ++stage) {
-      for (int64_t n = 0; n < part.stages[stage]; ++n) {
-        backend.RunTask(part, arguments, own, stage, n, 0, checkpoint);
-      }
-    }
-    backend.RunTask(part, arguments, own, last, task, 0, checkpoint);
   }
 
   static void SetPart(const Block& block, TokenRange tokens, Problem& problem) {
