@@ -151,6 +151,16 @@ TEST(SessionTest, TensorsAreReadInPlace) {
   EXPECT_TRUE(decoded->outputs.empty());
 }
 
+TEST(SessionTest, AnEndAloneHasNoPosition) {
+  ModelInferRequest message = Step();
+  message.clear_inputs();
+  message.clear_raw_input_contents();
+  Parameter(message, "sequence_end").set_bool_param(true);
+  EXPECT_TRUE(Decode(message)->is_empty());
+  Parameter(message, "position").set_int64_param(-7);
+  EXPECT_EQ(ErrorOf(message), "parameter position is -7; it is allowed with inputs only");
+}
+
 TEST(SessionTest, OutputsHaveTheLayoutOfQ) {
   SessionCall call;
   call.attend.q.heads_first = true;
