@@ -3,12 +3,12 @@ import {largestOf, numberIn, paint, SIZE_OF_NUMBERS} from './matrix.js';
 import {el, longestOf, phrase, show, table} from './text.js';
 
 const MOST_CELLS = 1600;  // of a larger matrix, the grid has only the cell that has the focus
-const LABELS_FROM = 13;   // pixels of a cell
+const LABELS_FROM = 11;   // pixels of a cell
 const ATTENDS = 'attends to';
 const GAP = 12;           // between labels and cells, as in style.css
 const SIZE_OF_LABELS = 0.75;  // the font's, as a share of the cell
 const LETTER_REM = 0.57;      // the width of a letter, about
-const LABEL_REM = 8;          // the most of a label, as in style.css
+const LABEL_REM = 8, LABEL_SHARE = 0.25;  // the most of a label, and of the width
 const LARGEST_REM = 4.5;
 const SMALLEST_FOR_KEYS = 8;
 const DECIMALS = 3;
@@ -84,6 +84,11 @@ export class HeatMap extends HTMLElement {
     this.#sayMost();
   }
 
+  /** Puts the focus on the cell of the marked row, or on the table. */
+  focus() {
+    (this.#isTable ? this.#table : this.#cellAt(this.#row, this.#column))?.focus();
+  }
+
   /** Draws again what is drawn. */
   redraw() {
     if (this.#cell) paint(this.#canvas, this.#matrix, this.#cell);
@@ -129,7 +134,9 @@ export class HeatMap extends HTMLElement {
     const matrix = this.#matrix;
     if (!matrix || this.#isTable || this.clientWidth === 0) return;
     const rem = parseFloat(getComputedStyle(document.documentElement).fontSize), letter = LETTER_REM * rem;
-    const labelWidth = Math.min(longestOf(matrix.rowLabels) * letter + 10, LABEL_REM * rem);
+    const mostOfLabel = Math.min(LABEL_REM * rem, LABEL_SHARE * this.clientWidth);
+    const labelWidth = Math.min(longestOf(matrix.rowLabels) * letter + 10, mostOfLabel);
+    this.#rowLabels.style.setProperty('--most', `${mostOfLabel}px`);
     const room = this.clientWidth - labelWidth - 2 * GAP;
     let cell = Math.min(LARGEST_REM * rem, room / matrix.columns, Math.max(this.clientWidth, 480) / matrix.rows);
     if (cell >= 2) cell = Math.floor(cell);

@@ -322,6 +322,7 @@ const show = (patch) => change({row: 0, hide: '', ...patch}, {isStep: true});
 
 function onSubmit(event) {
   event.preventDefault();
+  if (state.source === 'numbers' && !$('[name=n]').value.trim()) return fail(new RangeError('Type or paste a matrix first.'));
   show({s: $('#sentence').value, s2: $('#keys').value, n: $('[name=n]').value});
 }
 
@@ -380,7 +381,14 @@ function bindControls() {
     change(detail, {needsServer: false});
     render();
   });
-  document.addEventListener('chooselayer', ({detail: {model, head}}) => chooseLayer(model, {head, source: 'sentence'}));
+  document.addEventListener('chooselayer', async ({detail: {model, head}}) => {
+    await chooseLayer(model, {head, source: 'sentence'});
+    $('#map').scrollIntoView();
+  });
+  $('.skip').addEventListener('click', (event) => {  // the address has the state
+    event.preventDefault();
+    map.focus();
+  });
   document.addEventListener('updateview', showView);
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {  // the colours of masked cells
     for (const picture of document.querySelectorAll('rapt-heat-map, rapt-heads')) picture.redraw();

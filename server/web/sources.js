@@ -109,7 +109,7 @@ function wordsOf(sentence) {
     isInWord = isLetter;
   }
   if (words.length === 0) throw new RangeError('Type a sentence first.');
-  if (words.length > 1024) throw new RangeError(`The sentence has ${words.length} words; at most 1024 are shown.`);
+  if (words.length > 1024) throw new RangeError(`Use at most 1024 words; this sentence has ${words.length}.`);
   return words;
 }
 
@@ -142,7 +142,7 @@ export function sourceOfSentence({heads, kv, ...sentences}) {
   const fits = keyWords ? 'Words fit those with the same letters, and those at the same place.' : 'Q = K, so most words fit themselves best.';
   return {
     ...common,
-    note: `Toy vectors. Not a language model: each word has numbers drawn from a seed, and its position; words mean nothing here. `
+    note: `Toy vectors. Not a language model: each word has random numbers, and its position, so the pattern shows the arithmetic and not the meaning. `
       + `${heads > 1 ? 'In head 0, ' : ''}${fits}${numbered}`,
     q: tensorOf(toyRows(words, heads, true)),
     k: tensorOf(toyRows(keyWords ?? words, kv, false)),

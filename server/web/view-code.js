@@ -42,7 +42,7 @@ class Code extends HTMLElement {
     this.#inputs.hidden = !isLong(this.call);
     this.#hint.textContent = [
       this.#language === 'Python' ? 'pip install the wheel rapt_attention-*.whl; or, in a built checkout, set PYTHONPATH to client/python and RAPT_LIBRARY to build/release/lib/librapt_attention.so.' : '',
-      this.#language === 'C++' ? 'Link rapt::client, after find_package(rapt); client/cpp has its CMakeLists.txt.' : '',
+      this.#language === 'C++' ? 'Put the server’s --grpc_address into the code. Link rapt::client, after find_package(rapt); client/cpp has its CMakeLists.txt.' : '',
       `The server’s plan: ${this.plan}.`,
       usesToken() && this.#language !== 'C++' ? 'The variable RAPT_TOKEN of the environment has your token.' : '',
     ].join(' ');

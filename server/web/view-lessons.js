@@ -11,11 +11,14 @@ const weightsOf = async (call, signal) => headOf((await attend(call, 'weights', 
 const callOf = (q, k, v, parameters = {}, more = {}) => ({inputs: {Q: q, K: k, V: v, ...more}, parameters, isBottomRight: false});
 const warningsOf = async (call, signal) => (await ask('rapt/v1/diagnose', {call: toAttendRequest(call)}, signal)).warnings;
 
-function mapOf(values, rowLabels, columnLabels, name, isWeight = true) {
+/** @param {{hidden?: ArrayLike<number>, row?: number}} options */
+function mapOf(values, rowLabels, columnLabels, name, {hidden, row = 0, isSlope = false} = {}) {
   const map = el('rapt-heat-map');
-  queueMicrotask(() => map.show(
-    {rows: rowLabels.length, columns: columnLabels.length, values, rowLabels, columnLabels, range: isWeight ? rangeOf([], true) : {low: 0, high: 0.25, isAround0: false}},
-    {name}));
+  queueMicrotask(() => {
+    const range = isSlope ? {low: 0, high: 0.25, isAround0: false} : rangeOf([], true);
+    map.show({rows: rowLabels.length, columns: columnLabels.length, values, hidden, rowLabels, columnLabels, range}, {name, ...(isSlope && {verb: 'with'})});
+    map.mark(row);
+  });
   return el('div', {}, el('h3', {}, name), map);
 }
 
@@ -59,13 +62,13 @@ async function scale({signal}) {
     el('p', {}, 'Eight words with 64 numbers each. Products of long vectors are large; 1/√D makes them moderate. p (1 − p) is the slope of the softmax: where it is 0, nothing is learned.'),
     el('div', {className: 'columns'},
       mapOf(sides[0], labels, labels, 'Weights with 1/√D'), mapOf(sides[1], labels, labels, 'Weights without scale'),
-      mapOf(slopes[0], labels, labels, 'p (1 − p) with 1/√D', false), mapOf(slopes[1], labels, labels, 'p (1 − p) without scale', false)),
+      mapOf(slopes[0], labels, labels, 'p (1 − p) with 1/√D', {isSlope: true}), mapOf(slopes[1], labels, labels, 'p (1 − p) without scale', {isSlope: true})),
     el('p', {}, `Largest slope: ${show(Math.max(...slopes[0]), 4)} with the scale, ${show(Math.max(...slopes[1]), 4)} without.`),
     answer('Without the scale the scores differ so much that the softmax takes one word alone: weights of 0 and 1, slopes of 0. In training this looks like a loss that does not move from the first step. The same happens if the scale is applied twice, in the other direction: all weights alike.'),
   ];
 }
 
-async function nan({call, source, signal}) {
+async function nan({call, hidden, source, row, signal}) {
   const {Q, K, V} = call.inputs;
   const token = Math.floor(K.shape[2] / 2);
   const values = new Float32Array(K.values);
@@ -73,30 +76,29 @@ async function nan({call, source, signal}) {
   const broken = {...call, inputs: {...call.inputs, Q, K: tensor(K.datatype, K.shape, values), V}};
   const [weights, warnings] = await Promise.all([weightsOf(broken, signal), warningsOf(broken, signal)]);
   return [
-    el('p', {}, `The key of “${source.keyLabels[token]}” has one NaN, put there on purpose. Which words does it reach? Switch the causal mask on: which rows recover, and why these?`),
-    mapOf(weights, source.queryLabels, source.keyLabels, 'Weights with one NaN'), ...diagnosis(warnings),
+    el('p', {}, `The key of “${source.keyLabels[token]}” has one NaN, put there on purpose. Which words does it reach? ${call.parameters.is_causal ? 'The causal mask is on' : 'Switch the causal mask on'}: which rows recover, and why these?`),
+    mapOf(weights, source.queryLabels, source.keyLabels, 'Weights with one NaN', {hidden: hidden && headOf(hidden, 0), row}), ...diagnosis(warnings),
     answer('A NaN in a key makes its score NaN for every query that sees it; the softmax divides by a sum that is NaN, so the whole row is lost. Rows whose mask hides the key are unharmed. Look at the inputs first: Diagnose counts NaN in each.'),
   ];
 }
 
-async function mask({call, source, signal}) {
+async function mask({call, source, row, signal}) {
   const {Q, K, V} = call.inputs;
   const queries = Q.shape[2], keys = K.shape[2];
   const seen = Uint8Array.from({length: queries * keys}, (_, at) => at % keys <= Math.floor(at / keys));
   const shape = [1, 1, queries, keys];
-  const calls = {
-    'A: the mask as BOOL': callOf(Q, K, V, {}, {attn_mask: tensor('BOOL', shape, seen)}),
-    'B: the same numbers as FP32': callOf(Q, K, V, {}, {attn_mask: tensor('FP32', shape, Float32Array.from(seen))}),
-    'C: BOOL, but 1 means hidden': callOf(Q, K, V, {}, {attn_mask: tensor('BOOL', shape, seen.map((x) => 1 - x))}),
-  };
+  const unseen = seen.map((x) => 1 - x);
+  const masks = {A: tensor('BOOL', shape, seen), B: tensor('FP32', shape, Float32Array.from(seen)), C: tensor('BOOL', shape, unseen)};
+  const hidden = {A: unseen, C: seen};
+  const calls = Object.entries(masks).map(([name, attn_mask]) => [name, callOf(Q, K, V, {}, {attn_mask})]);
   const [maps, warnings] = await Promise.all([
-    Promise.all(Object.entries(calls).map(async ([name, c]) => mapOf(await weightsOf(c, signal), source.queryLabels, source.keyLabels, name))),
-    Promise.all(Object.entries(calls).slice(1).map(async ([name, c]) => (await warningsOf(c, signal)).map((text) => `${name}: ${text}`))),
+    Promise.all(calls.map(async ([name, c]) => mapOf(await weightsOf(c, signal), source.queryLabels, source.keyLabels, `Mask ${name}`, {hidden: hidden[name], row}))),
+    Promise.all(calls.slice(1).map(async ([name, c]) => (await warningsOf(c, signal)).map((text) => `${name}: ${text}`))),
   ]);
   return [
     el('p', {}, 'One of these three is causal. The others are the two most common mistakes with masks. What gives them away?'),
     el('div', {className: 'columns thirds'}, ...maps), ...diagnosis(warnings.flat()),
-    answer('A is right: nothing above the diagonal. B adds 1 to the visible scores and hides nothing; a model trained so sees the future, its training loss is too good, and its generation is nonsense. C hides what should be seen: weights only above the diagonal, and the last row sees nothing, so its output is 0.'),
+    answer('A, a BOOL mask, is right: nothing above the diagonal. B has the same numbers as FP32: it adds 1 to the visible scores and hides nothing; a model trained so sees the future, its training loss is too good, and its generation is nonsense. C is BOOL, but its 1 means hidden, so it hides what should be seen: weights only above the diagonal, and the last row sees nothing, so its output is 0.'),
   ];
 }
 

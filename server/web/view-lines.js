@@ -38,7 +38,7 @@ class Lines extends HTMLElement {
       svg('text', {x: side - 10, y: y(n) + 5, 'text-anchor': 'end', 'font-weight': n === row ? 700 : 400}, fitting(label))));
     columnLabels.forEach((label, n) => picture.append(svg('text', {x: right + 10, y: y(n) + 5}, fitting(label))));
     this.replaceChildren(
-      el('p', {className: 'quiet'}, ...phrase`Dark lines belong to “${rowLabels[row]}”; choose another word in the map.`), picture);
+      el('p', {className: 'quiet'}, ...phrase`The strong lines belong to “${rowLabels[row]}”; choose another word in the map.`), picture);
   }
 }
 customElements.define('rapt-lines', Lines);

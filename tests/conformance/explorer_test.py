@@ -918,11 +918,13 @@ def test_layers_times_heads_are_asked_once(browser, tmp_path):
         expect(page.get_by_role("heading", name="What “two” attends to")).to_be_visible()
         page.wait_for_load_state("networkidle")
         assert [request.url for request in explorer.sent[before:]] == []
+        page.set_viewport_size({"width": 1440, "height": 600})
         head = page.get_by_role("group", name="llama_block").get_by_role("button", name="head 2")
         head.focus()
         page.keyboard.press("Enter")
         expect(head).to_have_attribute("aria-pressed", "true")
         expect(head).to_be_focused()
+        page.wait_for_function("() => Math.abs(document.querySelector('#map').getBoundingClientRect().top) < 2")  # it is seen
         explorer.type("four words are more")
         expect(page.locator("#note")).to_contain_text("llama_block")
         assert explorer.inputs("t5_block")["query"].shape[1] == 4
@@ -1021,7 +1023,8 @@ def test_a_call_that_is_too_long_for_json(explorer, tmp_path):
 
 
 def test_pasted_numbers(explorer):
-    explorer.open("#source=numbers")
+    explorer.open("#source=numbers").page.get_by_role("button", name="Show").last.click()
+    expect(explorer.page.get_by_role("status")).to_have_text("Type or paste a matrix first.")
     matrices = [np.array([[1.0, 0], [0, 1], [2, -1]]), np.array([[1.0, 1], [0.5, 0]]), np.array([[1.0], [2]])]
     box = explorer.page.get_by_role("textbox", name="Numbers")
     show = explorer.page.get_by_role("button", name="Show").last
@@ -1200,15 +1203,30 @@ def test_lessons(explorer):
     np.testing.assert_allclose(got, -(weights * np.log(weights)).sum(axis=1), atol=0.01)
     for lesson, text in [
         ("A NaN", "k has 1 NaN among 36 values"),
-        ("A wrong mask", "B: the same numbers as FP32: mask has type FP32 and contains only 0 and 1"),
+        ("A wrong mask", "B: mask has type FP32 and contains only 0 and 1"),
         ("Scale", "Largest slope:"),
     ]:
         explorer.page.get_by_role("button", name=lesson).click()
         expect(explorer.page.locator("rapt-lessons")).to_contain_text(text)
         explorer.keep_picture(f"lesson-{lesson.lower()}")
+    captions = explorer.page.locator("rapt-lessons .readout").all_text_contents()
+    assert [bool(text) for text in captions] == [True, True, False, False]  # a slope is no attention
     x = explorer.inputs()["Q"][0, 0]
     want = [(p * (1 - p)).max() for p in (attention(x, x), attention(x, x, scale=1))]
     expect(explorer.page.locator("rapt-lessons")).to_contain_text(f"Largest slope: {want[0]:.4f} with the scale, {want[1]:.4f} without.")
+
+
+def test_lessons_show_the_mask_and_the_row(explorer):
+    page = explorer.open("#view=lessons&causal=1&row=2").page
+    maps = page.locator("rapt-lessons rapt-heat-map")
+    for lesson, counts in [("A NaN", [15]), ("A wrong mask", [15, 0, 21])]:
+        page.get_by_role("button", name=lesson).click()
+        expect(maps).to_have_count(len(counts))
+        for n, count in enumerate(counts):
+            expect(maps.nth(n).locator("[aria-label*=masked]")).to_have_count(count)
+            expect(maps.nth(n).locator("[tabindex='0'][role=gridcell]")).to_have_attribute("aria-label", re.compile("^sat attends to"))
+        expect(page.locator("rapt-lessons")).not_to_contain_text("Switch the causal mask on")
+    assert page.locator("rapt-lessons .columns h3").all_text_contents() == ["Mask A", "Mask B", "Mask C"]
 
 
 def test_the_queries_play(explorer):
@@ -1453,6 +1471,26 @@ def test_keyboard_alone(explorer):
     tab_to("e.getAttribute('role') === 'tab'")
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("tab", name="Steps")).to_have_attribute("aria-selected", "true")
+
+
+def test_the_skip_link_keeps_the_state(explorer):
+    page = explorer.open("#s=my+grumpy+dog+barks&causal=1&row=2&view=steps").page
+    address = page.url
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the heat map")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(CELLS + ":focus")).to_have_attribute("aria-label", re.compile("^dog attends to"))
+    assert page.url == address
+
+
+def test_nineteen_words_on_a_phone_have_labels(browser, server):
+    with open_page(browser, f"http://{server.http_address}") as explorer:
+        explorer.page.set_viewport_size({"width": 390, "height": 844})
+        explorer.open().type("Donaudampfschifffahrtsgesellschaft " + " ".join(f"w{n}" for n in range(18)))
+        labels = explorer.page.locator("#map .row-labels span")
+        expect(labels).to_have_count(19)
+        assert labels.last.evaluate("label => parseFloat(getComputedStyle(label).fontSize)") >= 8
+        explorer.keep_picture("nineteen-words-390")
 
 
 def violations(explorer, part=None):
