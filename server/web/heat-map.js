@@ -3,7 +3,8 @@ import {largestOf, numberIn, paint, SIZE_OF_NUMBERS} from './matrix.js';
 import {el, longestOf, phrase, show, table} from './text.js';
 
 const MOST_CELLS = 1600;  // of a larger matrix, the grid has only the cell that has the focus
-const LABELS_FROM = 11;   // pixels of a cell
+const LABELS_FROM = 11;   // pixels of a label; where cells are smaller, some have none
+const LABEL_GAP = 6;      // between labels side by side
 const ATTENDS = 'attends to';
 const GAP = 12;           // between labels and cells, as in style.css
 const SIZE_OF_LABELS = 0.75;  // the font's, as a share of the cell
@@ -13,6 +14,8 @@ const LARGEST_REM = 4.5;
 const SMALLEST_FOR_KEYS = 8;
 const DECIMALS = 3;
 const MOVES = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
+
+const remOf = () => parseFloat(getComputedStyle(document.documentElement).fontSize);
 
 /**
  * Events: `choose` {row, column} when a cell gets the focus or the pointer's press; `paintcell` {row, column} for Space
@@ -48,7 +51,7 @@ export class HeatMap extends HTMLElement {
   connectedCallback() {
     if (this.#plot.isConnected) return;
     this.#plot.append(this.#columnLabels, this.#rowLabels, el('div', {className: 'matrix'}, this.#canvas, this.#marker, this.#grid));
-    this.append(this.#plot, this.#table, this.#readout);
+    this.append(this.#readout, this.#plot, this.#table);
     this.#grid.addEventListener('keydown', (event) => this.#onKey(event));
     this.#grid.addEventListener('pointermove', (event) => this.#onPointer(event, event.buttons === 1));
     this.#grid.addEventListener('pointerdown', (event) => this.#onPress(event));
@@ -99,7 +102,7 @@ export class HeatMap extends HTMLElement {
     if (!this.#matrix || row === this.#row) return;
     this.#setCurrent(row, this.#column);
     this.#sayMost();
-    this.#placeMarker();
+    this.#followRow();
     if (this.#isTable) this.#showTable();
   }
 
@@ -133,7 +136,7 @@ export class HeatMap extends HTMLElement {
   #fit() {
     const matrix = this.#matrix;
     if (!matrix || this.#isTable || this.clientWidth === 0) return;
-    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize), letter = LETTER_REM * rem;
+    const rem = remOf(), letter = LETTER_REM * rem;
     const mostOfLabel = Math.min(LABEL_REM * rem, LABEL_SHARE * this.clientWidth);
     const labelWidth = Math.min(longestOf(matrix.rowLabels) * letter + 10, mostOfLabel);
     this.#rowLabels.style.setProperty('--most', `${mostOfLabel}px`);
@@ -143,23 +146,30 @@ export class HeatMap extends HTMLElement {
     if (cell === this.#cell) return;
     this.#cell = cell;
     paint(this.#canvas, matrix, cell);
-    this.#placeLabels(cell, letter);
+    this.#placeLabels();
     this.#placeCells(cell);
     this.#placeMarker();
   }
 
-  #placeLabels(cell, letter) {
-    const {rowLabels, columnLabels} = this.#matrix;
-    const areShown = cell >= LABELS_FROM;
-    const isUpright = longestOf(columnLabels) * letter > cell;
-    const fill = (box, labels, track) => {
-      box.replaceChildren(...(areShown ? labels : []).map((label) => el('span', {title: label}, label)));
-      box.style[track] = `repeat(${labels.length}, ${cell}px)`;
+  /** Where a label is larger than its cell, every nth and that of the marked row. */
+  #placeLabels() {
+    const {rowLabels, columnLabels} = this.#matrix, cell = this.#cell;
+    const size = Math.max(cell, LABELS_FROM), step = Math.ceil(LABELS_FROM / cell);
+    const fill = (box, labels, axis, chosen) => {
+      const isShown = (n) => n === chosen || (n % step === 0 && Math.abs(n - chosen) >= step && n + step <= labels.length);
+      box.replaceChildren(...labels.map((_, n) => n).filter(isShown).map((n) => {
+        const label = el('span', {title: labels[n]}, labels[n]);
+        const first = Math.max(0, Math.min(n, labels.length - step)), shift = (n + 0.5 - first - step / 2) * cell;
+        label.style[`grid${axis}`] = `${first + 1} / span ${step}`;
+        label.style.translate = axis === 'Row' ? `0 ${shift}px` : `${shift}px`;  // to the middle of its own cell
+        return label;
+      }));
+      box.style[`gridTemplate${axis}s`] = `repeat(${labels.length}, ${cell}px)`;
     };
-    fill(this.#columnLabels, columnLabels, 'gridTemplateColumns');
-    fill(this.#rowLabels, rowLabels, 'gridTemplateRows');
-    this.#columnLabels.classList.toggle('upright', isUpright);
-    this.#plot.style.fontSize = `min(0.93rem, ${SIZE_OF_LABELS * cell}px)`;
+    fill(this.#columnLabels, columnLabels, 'Column', -step);
+    fill(this.#rowLabels, rowLabels, 'Row', this.#row);
+    this.#columnLabels.classList.toggle('upright', step > 1 || longestOf(columnLabels) * LETTER_REM * remOf() + LABEL_GAP > cell);
+    this.#plot.style.fontSize = `min(0.93rem, ${SIZE_OF_LABELS * size}px)`;
   }
 
   #placeCells(cell) {
@@ -195,6 +205,11 @@ export class HeatMap extends HTMLElement {
       left: `${(column + 0.5) * this.#cell - size / 2}px`, top: `${(row + 0.5) * this.#cell - size / 2}px`,
       width: `${size}px`, height: `${size}px`,
     });
+  }
+
+  #followRow() {
+    if (this.#cell > 0 && this.#cell < LABELS_FROM) this.#placeLabels();
+    this.#placeMarker();
   }
 
   #placeMarker() {
@@ -289,7 +304,7 @@ export class HeatMap extends HTMLElement {
     const row = Number(cell.parentElement.getAttribute('aria-rowindex')) - 1, column = Number(cell.getAttribute('aria-colindex')) - 1;
     if (row !== this.#row || column !== this.#column) this.#setCurrent(row, column);
     this.#say(this.#row, this.#column);
-    this.#placeMarker();
+    this.#followRow();
     this.#emit('choose', this.#row, this.#column);
   }
 

@@ -19,12 +19,17 @@ const VIEWS = {
   positions: 'Positions', cost: 'Cost', decode: 'Decode', server: 'Server',
 };
 const WITHOUT_WEIGHTS = ['layers', 'positions', 'cost', 'server'];  // show something before there are weights
-const OF_WEIGHTS = ['lines'];                                       // and for a file of weights
+const OF_WEIGHTS = ['lines', 'lessons'];                            // and for a file of weights
 const OF_LAYERS = ['compare', 'code'];                              // and for a layer
 
 const ADDRESS_MS = 300;
-const COPIED_MS = 4000;
+const COPIED_MS = 2000;
 const OF_A_LAYER = ['causal', 'average'];  // the controls that act on one
+const NOT_TOLD_BY_A_LAYER = {
+  steps: 'A layer tells its weights, not the steps to them.',
+  gradient: 'A layer tells its weights, not how its output depends on the inputs.',
+  decode: 'A layer tells its weights, not the keys and values that would fill a cache.',
+};
 const NUMBERS_EXAMPLE = '1 0\n0 1\n1 1';
 
 const $ = (selector) => document.querySelector(selector);
@@ -136,6 +141,7 @@ function showWhetherShown() {
   $('.stage').classList.remove('blank');
   for (const button of document.querySelectorAll('[data-save]')) button.disabled = !shown;
   for (const button of document.querySelectorAll('[data-copy]')) button.hidden = !shown?.call && !shown?.layerCall;
+  $('#average').hidden = !shown?.layerCall || (shown.weights.shape[1] === 1 && !state.average);
 }
 
 function render() {
@@ -155,13 +161,16 @@ function render() {
 
 const currentView = () => (Object.hasOwn(VIEWS, state.view) ? state.view : DEFAULTS.view);
 
-/** What the view needs and does not have, or ''. */
+/** Texts and buttons that tell what the view needs and does not have, or none. */
 function missingFor(name) {
-  if (WITHOUT_WEIGHTS.includes(name)) return '';
-  if (!shown) return 'This view shows numbers of the attention above, once there is some.';
-  if (shown.call || OF_WEIGHTS.includes(name)) return '';
-  if (!shown.layerCall) return 'These weights come from a file. This view needs a call: a sentence, numbers, or arrays q, k and v.';
-  return OF_LAYERS.includes(name) ? '' : 'A layer tells its weights, not the steps to them. This view needs a call: toy vectors, numbers, or arrays q, k and v.';
+  if (WITHOUT_WEIGHTS.includes(name)) return [];
+  if (!shown) return ['This view shows numbers of the attention above, once there is some.'];
+  if (shown.call || OF_WEIGHTS.includes(name)) return [];
+  if (!shown.layerCall) return ['These weights come from a file. This view needs a call: a sentence, numbers, or arrays q, k and v.'];
+  if (OF_LAYERS.includes(name)) return [];
+  const back = el('button', {type: 'button'}, 'Back to toy vectors');
+  back.addEventListener('click', () => chooseLayer(''));
+  return [NOT_TOLD_BY_A_LAYER[name], ' ', back];
 }
 
 /** Updates the chosen view; an update that still runs ends, so that its answers don't come after those of this one. */
@@ -174,7 +183,7 @@ async function showView() {
     await import(`./view-${name}.js`);
     signal.throwIfAborted();
     const missing = missingFor(name);
-    if (missing) return $('#view').replaceChildren(el('p', {className: 'quiet'}, missing));
+    if (missing.length > 0) return $('#view').replaceChildren(el('p', {className: 'quiet'}, ...missing));
     let view = $('#view').firstElementChild;
     if (view?.localName !== `rapt-${name}`) {
       view = el(`rapt-${name}`);
@@ -254,6 +263,8 @@ function fillControls(typedIn = document.activeElement) {
   const hasSecond = wantsSecond || state.s2 !== '';
   $('#second').hidden ||= !hasSecond;
   $('#cross').setAttribute('aria-expanded', hasSecond);
+  $('#causal-text').textContent = state.source === 'sentence' && state.s2.trim()
+    ? 'each word sees the other sentence up to its own place' : 'no word sees the words after it';
   $('#temperature').textContent = state.t.toFixed(1);
   $('#clear').hidden = !state.hide;
   $('#table').setAttribute('aria-pressed', state.table);
@@ -446,9 +457,21 @@ const SAVERS = {
   npy: async () => save('weights.npy', writeNpy(shown.weights)),
 };
 
-async function copy(text) {
+/** Says so on the button itself, for a while. */
+function showCopied(button) {
+  if (button.textContent === 'Copied') return;
+  const label = button.textContent;
+  const restore = () => { button.textContent = label; };
+  button.style.minWidth = `${button.offsetWidth}px`;  // its neighbours stay where they are
+  button.textContent = 'Copied';
+  button.addEventListener('blur', restore, {once: true});
+  setTimeout(restore, COPIED_MS);
+}
+
+async function copy({text, button}) {
   try {
     await navigator.clipboard.writeText(text);
+    showCopied(button);
     const message = 'Copied. The view Code tells what it needs.';
     say(message);
     setTimeout(() => $('#status').textContent === message && report(), COPIED_MS);
@@ -469,7 +492,7 @@ function bindSaving() {
       }
     });
   }
-  $('[data-copy=python]').addEventListener('click', () => shown && copy(pythonOf(shown.call ?? shown.layerCall, shown.source)));
+  $('[data-copy=python]').addEventListener('click', ({target}) => shown && copy({text: pythonOf(shown.call ?? shown.layerCall, shown.source), button: target}));
   document.addEventListener('copytext', ({detail}) => copy(detail));
   document.addEventListener('savefile', ({detail: {name, blob}}) => save(name, blob));
 }

@@ -24,7 +24,7 @@ class Code extends HTMLElement {
         this.#write();
       });
     }
-    copy.addEventListener('click', () => this.#emit('copytext', this.#code.textContent));
+    copy.addEventListener('click', () => this.#emit('copytext', {text: this.#code.textContent, button: copy}));
     this.#inputs.addEventListener('click', () => {
       for (const [name, t] of Object.entries(this.call.inputs)) this.#emit('savefile', {name: `${nameOf(name)}.npy`, blob: writeNpy(t)});
     });

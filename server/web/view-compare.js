@@ -38,7 +38,10 @@ class Compare extends HTMLElement {
     }
     if (!this.matrices || this.head !== head || this.isTable !== state.table) {
       Object.assign(this, {head, isTable: state.table, matrices: this.answers.map((answer) => matrixOfWeights({...answer, source}, 0, head))});
-      this.#sides.forEach(({title, map}, n) => map.show(this.matrices[n], {name: title.textContent, isTable: state.table}));
+      this.#sides.forEach(({title, map}, n) => {
+        title.hidden = state.table;  // the table has it as caption
+        map.show(this.matrices[n], {name: title.textContent, isTable: state.table});
+      });
     }
     for (const {map} of this.#sides) map.mark(row);
     this.#change.replaceChildren(...changeOf(...this.matrices, row));

@@ -69,8 +69,9 @@ class Decode extends HTMLElement {
       this.#message.textContent = '';
     } catch (error) {
       if (signal.aborted) return;
-      this.#message.textContent = error.status === 501 || error.status === 400 && /kv_cache/.test(error.message)
-        ? 'This server keeps no caches: start it with --kv_cache_bytes=67108864.' : error.message;
+      const hasNoCaches = error.status === 501 || error.status === 400 && /kv_cache/.test(error.message);
+      this.#message.replaceChildren(...(hasNoCaches
+        ? ['This server keeps no caches: start it with ', el('code', {className: 'option'}, '--kv_cache_bytes=67108864'), '.'] : [error.message]));
     }
     this.#next.disabled = !this.cache || this.rows.length === this.source.keyLabels.length;
   }
@@ -135,6 +136,7 @@ class Decode extends HTMLElement {
     const columnLabels = Array.from({length: size}, (_, n) => `y${n}`);
     for (const [map, values, name] of [[this.#cached, cached, 'Y from the cache'], [this.#whole, whole, 'Y of one call']]) {
       map.show({rows: count, columns: size, values, rowLabels: this.source.queryLabels.slice(0, count), columnLabels, range}, {name, verb: ''});
+      map.mark(count - 1);
     }
   }
 }

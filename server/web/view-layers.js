@@ -39,7 +39,7 @@ class Layers extends HTMLElement {
     }
     const isSentence = source === 'sentence';
     this.#text.replaceChildren('Layers × heads: a row for each layer of this server, a picture for each of its heads, ',
-      ...(isSentence ? ['with the words above'] : phrase`with the sentence “${s}”`), '. Choose one to see it large.');
+      ...(isSentence ? ['with the words above'] : phrase`with the sentence “${s}”`), '. The words are toy vectors: the pictures show what a layer does with numbers, not what it knows of words. Choose one to see it large.');
     this.answers.forEach((answer, n) => this.#mark(this.#rows.children[n], answer, isSentence && answer.model === model ? head : -1));
   }
 

@@ -102,6 +102,7 @@ async function mask({call, source, row, signal}) {
   ];
 }
 
+const OF_CALLS = ['A NaN', 'A wrong mask'];  // change the inputs of a call
 const LESSONS = {'Entropy': entropy, 'Scale': scale, 'A NaN': nan, 'A wrong mask': mask};
 
 /** Event: `updateview` when another lesson is chosen. */
@@ -123,7 +124,9 @@ class Lessons extends HTMLElement {
 
   async update(context) {
     for (const button of this.#buttons) button.setAttribute('aria-pressed', button.textContent === this.#name);
-    const body = await LESSONS[this.#name](context);
+    const isMissing = OF_CALLS.includes(this.#name) && !context.call;
+    const body = isMissing ? [el('p', {className: 'quiet'}, 'This lesson changes the inputs of a call: choose toy vectors, numbers, or arrays q, k and v.')]
+      : await LESSONS[this.#name](context);
     context.signal.throwIfAborted();
     this.#body.replaceChildren(...body);
   }

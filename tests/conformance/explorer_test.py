@@ -292,6 +292,8 @@ def test_values_on_hover(explorer):
         cell = explorer.page.locator(CELLS).nth(n)
         cell.hover()
         expect(explorer.page.locator("#map .readout")).to_have_text(cell.get_attribute("aria-label"))
+    tops = [explorer.page.locator(part).bounding_box()["y"] for part in ("#map .readout", "#map .plot")]
+    assert tops == sorted(tops)  # on a small screen the plot's end is out of sight
 
 
 def test_masked_cells_say_so(explorer):
@@ -378,11 +380,14 @@ def test_a_sentence_looks_at_another(explorer):
     shares = others.evaluate_all("words => words.map(word => Number(word.style.getPropertyValue('--weight')))")
     row = explorer.weights()[1]
     np.testing.assert_allclose(shares, row / row.max(), atol=0.01)
-    second = explorer.page.get_by_role("button", name="look at another sentence")
+    second = explorer.page.get_by_role("button", name="+ second sentence (cross-attention)")
     expect(second).to_have_attribute("aria-expanded", "true")
+    causal = explorer.page.locator("#causal-text")
+    expect(causal).to_have_text("each word sees the other sentence up to its own place")
     second.click()
     explorer.settle()
     assert explorer.weights().shape == (3, 3)
+    expect(causal).to_have_text("no word sees the words after it")
     expect(explorer.page.get_by_role("textbox", name="Sentence that is looked at")).to_be_hidden()
 
 
@@ -554,6 +559,12 @@ def test_the_copied_python_is_short(explorer):
     assert [line.split("  # ")[1] for line in lines if "  # " in line] == ["a", "dog", "[batch, head, query, key]"]
 
 
+def test_code_is_not_cut(explorer):
+    explorer.open("#s=a+dog+saw+a+bird+and+the+bird+saw+a+dog&heads=4")
+    code_of(explorer, "Python")
+    assert explorer.page.get_by_role("region", name="Code").evaluate("code => code.scrollHeight - code.clientHeight") <= 0
+
+
 def test_the_copied_curl_gives_the_same_numbers(explorer):
     explorer.open("#causal=1&softcap=3")
     answer = json.loads(subprocess.run(["bash", "-c", code_of(explorer, "curl")], check=True, capture_output=True).stdout)
@@ -616,7 +627,10 @@ def test_copy_python_copies(browser, server):
         explorer.page.get_by_role("button", name="Copy Python").click()
         status = explorer.page.get_by_role("status")
         expect(status).to_contain_text("Copied.")
-        explorer.page.clock.run_for(4000)
+        button = explorer.page.locator("[data-copy=python]")
+        expect(button).to_have_text("Copied")
+        explorer.page.clock.run_for(2000)
+        expect(button).to_have_text("Copy Python")
         expect(status).to_contain_text("Computed by the server")
         copied = explorer.page.evaluate("navigator.clipboard.readText()")
         assert copied == code_of(explorer, "Python")
@@ -802,8 +816,26 @@ def test_full_and_causal_of_a_layer(browser, tmp_path):
         for n, is_causal in enumerate([False, True]):
             want = weights_of_layer(server, "bert_block", sent, is_causal=is_causal)[2]
             np.testing.assert_allclose(labels_of(maps.nth(n)), want, atol=LABEL_STEP + 1e-6)
-        explorer.page.get_by_role("tab", name="Steps").click()
-        expect(explorer.page.get_by_role("tabpanel")).to_contain_text("A layer tells its weights, not the steps to them.")
+
+
+def test_views_that_a_layer_does_not_have(browser, tmp_path):
+    with open_layers(browser, tmp_path) as (_, explorer):
+        page = explorer.open("#model=bert_block&s=one+two+three").page
+        view = page.get_by_role("tabpanel")
+        for name, text in [("Steps", "not the steps"), ("Gradient", "not how its output depends"), ("Decode", "not the keys and values")]:
+            page.get_by_role("tab", name=name).click()
+            expect(view).to_contain_text(text)
+        page.get_by_role("tab", name="Lessons").click()
+        expect(view.get_by_role("table").get_by_role("row")).to_have_count(4)
+        page.get_by_role("button", name="Scale", exact=True).click()
+        expect(view).to_contain_text("Largest slope")
+        page.get_by_role("button", name="A NaN").click()
+        expect(view).to_contain_text("choose toy vectors")
+        page.get_by_role("tab", name="Steps").click()
+        page.get_by_role("button", name="Back to toy vectors").click()
+        expect(page.locator("rapt-steps")).to_be_visible()
+        explorer.settle()
+        assert_shows(explorer)
 
 
 def test_the_average_of_the_heads_of_a_layer(browser, tmp_path):
@@ -815,8 +847,10 @@ def test_the_average_of_the_heads_of_a_layer(browser, tmp_path):
         np.testing.assert_allclose(explorer.weights(), want.mean(axis=0), atol=LABEL_STEP + 1e-6)
         expect(explorer.page.locator("#map rapt-heads")).to_be_hidden()
         expect_in_address(explorer, "average=1")
-        explorer.set("model", "")
-        expect(explorer.page.get_by_role("checkbox", name="Average of the heads")).to_be_hidden()
+        for model in ("", "bahdanau"):  # which has one head
+            explorer.page.get_by_role("button", name="Reset the controls").click()
+            explorer.set("model", model)
+            expect(explorer.page.get_by_role("checkbox", name="Average of the heads")).to_be_hidden()
 
 
 # Queries, keys and values of three sizes, as in the cross-attention of two models.
@@ -833,7 +867,7 @@ SIZES = {
 def test_a_sentence_looks_at_another_by_a_layer(browser, tmp_path, layer, sizes):
     with open_layers(browser, tmp_path, SIZES) as (server, explorer):
         explorer.open(f"#model={layer}&s=le+chat+dort")
-        explorer.page.get_by_role("button", name="look at another sentence").click()
+        explorer.page.get_by_role("button", name="+ second sentence (cross-attention)").click()
         box = explorer.page.get_by_role("textbox", name="Sentence that is looked at")
         expect(box).to_be_focused()
         box.fill("the cat is asleep")
@@ -1137,10 +1171,12 @@ def test_decode_against_a_cache(explorer, server):
     explorer.open("#view=decode&heads=2&head=1")
     step = explorer.page.get_by_role("button", name="Append the next word")
     cached, whole = (explorer.page.locator("rapt-decode rapt-heat-map").nth(n) for n in range(2))
+    words = explorer.page.locator("rapt-decode .chips span").all_text_contents()
     for count in range(1, 7):
         step.click()
         expect(cached.locator("[role=row]")).to_have_count(count)
         np.testing.assert_allclose(labels_of(cached), labels_of(whole), atol=2 * LABEL_STEP)
+        expect(cached.locator("[role=gridcell][tabindex='0']")).to_have_attribute("aria-label", re.compile("^" + words[count - 1]))
     expect(step).to_be_disabled()
     expect(explorer.page.locator("rapt-decode dd").first).to_have_text("6")
     tensors = explorer.inputs()
@@ -1388,7 +1424,7 @@ def test_an_error_of_the_server_is_shown(explorer):
 
 def test_after_an_error_nothing_of_the_call_before_is_shown(explorer):
     explorer.open("#sink=1")
-    parts = [explorer.page.locator(part) for part in ("#map rapt-heat-map", "rapt-words h2", "rapt-compare")]
+    parts = [explorer.page.locator(part) for part in ("#map rapt-heat-map", "#words", "rapt-compare")]
     buttons = [explorer.page.get_by_role("button", name=name, exact=True) for name in (".npy", "PNG", "SVG")]
     copying = explorer.page.get_by_role("button", name="Copy Python")
     for name, value, is_wrong in [("norm", "sparsemax", True), ("norm", "softmax", False), ("source", "files", True), ("source", "sentence", False)]:
@@ -1491,6 +1527,19 @@ def test_nineteen_words_on_a_phone_have_labels(browser, server):
         expect(labels).to_have_count(19)
         assert labels.last.evaluate("label => parseFloat(getComputedStyle(label).fontSize)") >= 8
         explorer.keep_picture("nineteen-words-390")
+
+
+def test_where_labels_do_not_fit_some_and_the_chosen_one_are_shown(explorer):
+    page = explorer.open("#row=31").type(" ".join(f"w{n}" for n in range(100))).page
+    labels = page.locator("#map .row-labels span")
+    page.get_by_role("radio", name="w31", exact=True).click()
+    expect(labels.get_by_text("w31", exact=True)).to_be_visible()
+    assert 10 < labels.count() < 100 and 10 < page.locator("#map .column-labels span").count() < 100
+    tops = labels.evaluate_all("labels => labels.map(label => label.getBoundingClientRect().top)")
+    assert min(b - a for a, b in zip(tops, tops[1:])) >= 8
+    page.get_by_role("radio", name="w32", exact=True).click()
+    expect(labels.get_by_text("w32", exact=True)).to_be_visible()
+    explorer.keep_picture("hundred-words")
 
 
 def violations(explorer, part=None):
