@@ -24,8 +24,9 @@ TOLERANCES = {
 }
 
 
-def to_input(name, array):
-    tensor = triton.InferInput(name, list(array.shape), DATATYPES[array.dtype])
+def to_input(name, array, protocol=triton):
+    """`protocol`: a module of tritonclient."""
+    tensor = protocol.InferInput(name, list(array.shape), DATATYPES[array.dtype])
     tensor.set_data_from_numpy(array)
     return tensor
 

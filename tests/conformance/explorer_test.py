@@ -1246,7 +1246,7 @@ def test_lessons(explorer):
         expect(explorer.page.locator("rapt-lessons")).to_contain_text(text)
         explorer.keep_picture(f"lesson-{lesson.lower()}")
     captions = explorer.page.locator("rapt-lessons .readout").all_text_contents()
-    assert [bool(text) for text in captions] == [True, True, False, False]  # a slope is no attention
+    assert [bool(text) for text in captions] == [True, True, False, False]  # slopes are not attention
     x = explorer.inputs()["Q"][0, 0]
     want = [(p * (1 - p)).max() for p in (attention(x, x), attention(x, x, scale=1))]
     expect(explorer.page.locator("rapt-lessons")).to_contain_text(f"Largest slope: {want[0]:.4f} with the scale, {want[1]:.4f} without.")

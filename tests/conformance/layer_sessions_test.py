@@ -6,7 +6,6 @@ import itertools
 import queue
 import subprocess
 import threading
-import time
 
 import make_layers
 import ml_dtypes
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from attention_client import DATATYPES, to_input
+from attention_client import to_input
 from layers_test import LAYERS, define
 from rapt_server import RaptServer
 from tritonclient.utils import InferenceServerException
@@ -61,7 +60,7 @@ def server(tmp_path_factory):
     flags = (f"--model_repository={folder}", "--kv_cache_bytes=67108864", "--kv_default_lease=90s")
     with RaptServer(*flags) as running:
         yield running
-        assert live_caches(running) == 0, "a test leaves a sequence"
+        assert running.live_caches() == 0, "a test leaves a sequence"
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +69,10 @@ def client(server):
         yield connected
 
 
-def live_caches(server):
-    return server.read_gauge("rapt_kv_caches")
-
-
 def infer(client, name, x, outputs=("Y",), **options):
-    if isinstance(client, triton_http.InferenceServerClient):
-        tensor = triton_http.InferInput("query", list(x.shape), DATATYPES[x.dtype])
-        tensor.set_data_from_numpy(x)
-    else:
-        tensor = to_input("query", x)
     protocol = triton_http if isinstance(client, triton_http.InferenceServerClient) else triton
-    result = client.infer(name, [tensor], outputs=[protocol.InferRequestedOutput(o) for o in outputs], **options)
+    inputs = [to_input("query", x, protocol)]
+    result = client.infer(name, inputs, outputs=[protocol.InferRequestedOutput(o) for o in outputs], **options)
     return result.as_numpy("Y")
 
 
@@ -170,11 +161,11 @@ def test_each_model_has_ids_of_its_own(server, client):
     x, id = tokens(3), next(IDS)
     for name in ("llama", "gpt2"):
         infer(client, name, x[:, :2], sequence_id=id, sequence_start=True)
-    assert live_caches(server) == 2
+    assert server.live_caches() == 2
     for name in ("gpt2", "llama"):
         last = infer(client, name, x[:, 2:], sequence_id=id, sequence_end=True)
         check(last, infer(client, name, x)[:, 2:])
-    assert live_caches(server) == 0
+    assert server.live_caches() == 0
     with pytest.raises(InferenceServerException) as error:
         infer(client, "llama", x, sequence_id=id)
     assert NEEDS_START.format(id, "llama") in error.value.message()
@@ -196,7 +187,7 @@ def test_an_end_may_come_alone(server, client):
     infer(client, "gpt2", tokens(2), sequence_id=77, sequence_start=True)
     answer = client.infer("gpt2", [], sequence_id=77, sequence_end=True)
     assert list(answer.get_response().outputs) == []
-    assert live_caches(server) == 0
+    assert server.live_caches() == 0
 
 
 @pytest.mark.parametrize(
@@ -272,7 +263,7 @@ def refuse(client, code, text, x, name="llama", **options):
 def test_what_can_not_stay_is_refused_by_name(server, client, name, text, options):
     x = tokens(2)[..., : 16 if name in ("bahdanau", "luong_general") else EMBED]
     refuse(client, "INVALID_ARGUMENT", text, x, name, sequence_id=5, sequence_start=True, **options)
-    assert live_caches(server) == 0
+    assert server.live_caches() == 0
 
 
 @pytest.mark.parametrize("tensor", ["key", "value", "attn_mask", "nonpad_kv_seqlen", "input_ids"])
@@ -313,7 +304,7 @@ def test_pages_run_out(tmp_path):
         infer(client, "gpt2", x[:, :64], sequence_id=1, sequence_start=True)
         infer(client, "gpt2", x, sequence_id=2, sequence_start=True)
         refuse(client, "RESOURCE_EXHAUSTED", "", x, "gpt2", sequence_id=3, sequence_start=True)
-        assert live_caches(server) == 2
+        assert server.live_caches() == 2
         check(infer(client, "gpt2", x[:, 64:128], sequence_id=1), whole[:, 64:128])
         client.infer("gpt2", [], sequence_id=2, sequence_end=True)
         check(infer(client, "gpt2", x[:, 128:], sequence_id=1, sequence_end=True), whole[:, 128:])
@@ -325,10 +316,7 @@ def test_sequences_end_with_their_lease(tmp_path):
     flags = (f"--model_repository={tmp_path}", "--kv_cache_bytes=67108864", "--kv_default_lease=1s")
     with RaptServer(*flags) as server, triton.InferenceServerClient(server.grpc_address) as client:
         infer(client, "llama", tokens(2), sequence_id=4, sequence_start=True)
-        deadline = time.monotonic() + 60
-        while live_caches(server) > 0 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert live_caches(server) == 0
+        server.await_no_caches()
         refuse(client, "INVALID_ARGUMENT", NEEDS_START.format(4, "llama"), tokens(1), sequence_id=4)
 
 
@@ -340,17 +328,17 @@ def test_unloading_and_replacing_end_the_sequences_of_a_layer(tmp_path):
         for name, id in (("llama", 1), ("llama", "two"), ("gpt2", 1)):
             infer(client, name, x[:, :3], sequence_id=id, sequence_start=True)
         client.load_model("llama")
-        assert live_caches(server) == 1
+        assert server.live_caches() == 1
         refuse(client, "INVALID_ARGUMENT", NEEDS_START.format(1, "llama"), x[:, 3:], sequence_id=1)
         check(infer(client, "gpt2", x[:, 3:], "Y", sequence_id=1), infer(client, "gpt2", x)[:, 3:])
         infer(client, "llama", x, sequence_id=1, sequence_start=True)
         client.unload_model("llama")
-        assert live_caches(server) == 1
+        assert server.live_caches() == 1
         refuse(client, "NOT_FOUND", "unknown model 'llama'", x[:, 3:], sequence_id=1)
         client.load_model("llama")
         refuse(client, "INVALID_ARGUMENT", NEEDS_START.format(1, "llama"), x[:, 3:], sequence_id=1)
         client.infer("gpt2", [], sequence_id=1, sequence_end=True)
-        assert live_caches(server) == 0
+        assert server.live_caches() == 0
 
 
 def test_no_sequence_outlives_its_layer(tmp_path):
@@ -383,7 +371,7 @@ def test_no_sequence_outlives_its_layer(tmp_path):
             thread.join()
         client.unload_model("luong")
         assert wrong == []
-        assert live_caches(server) == 0
+        assert server.live_caches() == 0
 
 
 def test_callers_have_sequences_of_their_own(tmp_path):
@@ -404,14 +392,14 @@ def test_callers_have_sequences_of_their_own(tmp_path):
         infer(client, "llama", x[:, :3], sequence_id=1, sequence_start=True, **alice)
         refuse(client, "INVALID_ARGUMENT", NEEDS_START.format(1, "llama"), y[:, :1], sequence_id=1, **bob)
         infer(client, "llama", y[:, :3], sequence_id=1, sequence_start=True, **bob)
-        assert live_caches(server) == 2
+        assert server.live_caches() == 2
         for caller, z in ((alice, x), (bob, y)):
             last = infer(client, "llama", z[:, 3:], sequence_id=1, sequence_end=True, **caller)
             check(last, infer(client, "llama", z, **caller)[:, 3:])
         for caller in (alice, bob):
             infer(client, "llama", x, sequence_id=2, sequence_start=True, **caller)
         client.unload_model("llama", **alice)
-        assert live_caches(server) == 0
+        assert server.live_caches() == 0
 
 
 def test_a_server_without_caches_has_no_sequences(tmp_path):

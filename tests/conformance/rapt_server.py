@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 import urllib.request
 
 STOP_SECONDS = 60  # longer than any grace period a test configures
@@ -63,6 +64,16 @@ class RaptServer:
     def read_gauge(self, name):
         with urllib.request.urlopen(f"http://{self.metrics_address}/metrics") as page:
             return float(re.search(f"^{name} (.*)$", page.read().decode(), re.MULTILINE)[1])
+
+    def live_caches(self):
+        return self.read_gauge("rapt_kv_caches")
+
+    def await_no_caches(self):
+        """Returns when the last cache has ended, for instance with its lease."""
+        deadline = time.monotonic() + 60
+        while self.live_caches() > 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert self.live_caches() == 0
 
     def read_log(self):
         with open(f"/proc/self/fd/{self._log.fileno()}") as log:  # the server writes at the place of the first

@@ -38,10 +38,6 @@ def client(server):
         yield connected
 
 
-def live_caches(server):
-    return server.read_gauge("rapt_kv_caches")
-
-
 def define(q, k, v, *, scale=None, softcap=0.0):
     """Causal attention, bottom-right, in float64: q [R, Hq, D], k and v [T, Hkv, D]; y [R, Hq, Dv], lse [R, Hq]."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
@@ -193,7 +189,7 @@ def test_a_server_without_caches_has_no_such_model():
 @pytest.mark.parametrize("rank", (3, 4))
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: DATATYPES[np.dtype(t)])
 def test_every_step_matches_the_definition(server, send, dtype, rank):
-    before = live_caches(server)
+    before = server.live_caches()
     sequence = Sequence(send, dtype=dtype, rank=rank)
     sequence.step(70)  # more than a page
     for _ in range(3):
@@ -202,9 +198,9 @@ def test_every_step_matches_the_definition(server, send, dtype, rank):
     sequence.step(5, 2)  # the last two rows
     sequence.step(3, 0)  # no queries, no outputs
     sequence.step(0, 4)  # nothing new
-    assert live_caches(server) == before + 1
+    assert server.live_caches() == before + 1
     sequence.step(1, end=True)
-    assert live_caches(server) == before
+    assert server.live_caches() == before
     text = refuse(send, "INVALID_ARGUMENT", sequence_id=sequence.id)
     assert text == NEEDS_START.format(sequence.id)
 
@@ -276,42 +272,42 @@ def test_position_makes_a_call_repeatable(send):
 
 
 def test_ids_name_sequences(server, send):
-    before = live_caches(server)
+    before = server.live_caches()
     number = next(IDS)
     sequences = [Sequence(send, id=id, seed=n) for n, id in enumerate((number, str(number), f"of {number}", "å" * 64))]
     for new in (3, 1, 2, 1):
         for sequence in sequences:
             sequence.step(new)
-    assert live_caches(server) == before + 4
+    assert server.live_caches() == before + 4
     for sequence in sequences:
         sequence.step(1, end=True)
-    assert live_caches(server) == before
+    assert server.live_caches() == before
 
 
 def test_a_start_replaces_the_sequence(server, send):
-    before = live_caches(server)
+    before = server.live_caches()
     first = Sequence(send)
     first.step(7)
     second = Sequence(send, id=first.id, dtype=np.float64, seed=1)
     second.step(2)
     second.step(1)
-    assert live_caches(server) == before + 1
+    assert server.live_caches() == before + 1
     second.step(1, end=True)
 
 
 def test_start_and_end_in_one_call(server, send):
-    before = live_caches(server)
+    before = server.live_caches()
     Sequence(send).step(5, end=True)
-    assert live_caches(server) == before
+    assert server.live_caches() == before
 
 
 def test_an_end_may_come_alone(server, client, send):
-    before = live_caches(server)
+    before = server.live_caches()
     sequence = Sequence(send)
     sequence.step(2)
     answer = client.infer(MODEL, [], sequence_id=sequence.id, sequence_end=True)
     assert list(answer.get_response().outputs) == []
-    assert live_caches(server) == before
+    assert server.live_caches() == before
     text = refuse(send, "INVALID_ARGUMENT", {}, sequence_id=sequence.id, sequence_end=True)
     assert text == NEEDS_START.format(sequence.id)
 
@@ -322,10 +318,7 @@ def test_sequences_end_with_their_lease():
         send = lambda inputs, **options: client.infer(MODEL, inputs, **options)  # noqa: E731
         sequence = Sequence(send)
         sequence.step(2)
-        deadline = time.monotonic() + 60
-        while live_caches(server) > 0 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert live_caches(server) == 0
+        server.await_no_caches()
         assert refuse(send, "INVALID_ARGUMENT", sequence_id=sequence.id) == NEEDS_START.format(sequence.id)
 
 
@@ -377,10 +370,10 @@ WRONG_STARTS = {
 @pytest.mark.parametrize("case", WRONG_STARTS.values(), ids=WRONG_STARTS.keys())
 def test_a_wrong_start_makes_no_sequence(server, send, case):
     inputs, parameters, text = case
-    before, id = live_caches(server), next(IDS)
+    before, id = server.live_caches(), next(IDS)
     code = "OUT_OF_RANGE" if "position" in parameters else "INVALID_ARGUMENT"
     assert text in refuse(send, code, inputs, sequence_id=id, sequence_start=True, parameters=parameters)
-    assert live_caches(server) == before
+    assert server.live_caches() == before
     assert refuse(send, "INVALID_ARGUMENT", sequence_id=id) == NEEDS_START.format(id)
 
 
@@ -402,13 +395,13 @@ def test_a_wrong_step_leaves_the_sequence(send):
 
 
 def test_pages_run_out(server, send):
-    before = live_caches(server)
+    before = server.live_caches()
     large = np.zeros((1, 1, 20_000, 1024), np.float32)
     sequence = Sequence(send)
     sequence.step(3)
     text = refuse(send, "RESOURCE_EXHAUSTED", {"K": large, "V": large[..., :1]}, sequence_id=next(IDS), sequence_start=True)
     assert "bytes" in text
-    assert live_caches(server) == before + 1
+    assert server.live_caches() == before + 1
     sequence.step(1, end=True)
 
 
@@ -437,7 +430,7 @@ def test_streams(server, stream, send):
         assert error is None, error
         return result
 
-    before = live_caches(server)
+    before = server.live_caches()
     streamed, unary = Sequence(one), Sequence(send, seed=1)
     for new in (65, 1, 1, 4):
         streamed.step(new)
@@ -445,7 +438,7 @@ def test_streams(server, stream, send):
     streamed.send, unary.send = unary.send, streamed.send  # a sequence is not a connection's
     streamed.step(1, end=True)
     unary.step(1, end=True)
-    assert live_caches(server) == before
+    assert server.live_caches() == before
 
 
 def test_a_stream_keeps_the_order_of_calls_sent_at_once(stream):
@@ -536,7 +529,7 @@ def test_threads_append_to_one_sequence(server, client):
 
 
 def test_threads_start_step_end_and_cancel_one_id(server, client):
-    before, id, stop = live_caches(server), next(IDS), time.monotonic() + 5
+    before, id, stop = server.live_caches(), next(IDS), time.monotonic() + 5
     zero = np.zeros((1, 2, 64, 32), np.float32)
     unexpected, done = [], [0] * 4
 
@@ -582,7 +575,7 @@ def test_threads_start_step_end_and_cancel_one_id(server, client):
     sequence = Sequence(lambda inputs, **options: client.infer(MODEL, inputs, **options), id=id)
     sequence.step(2)
     sequence.step(1, end=True)
-    assert live_caches(server) == before
+    assert server.live_caches() == before
 
 
 # --- Shutdown -------------------------------------------------------------------------------------
