@@ -557,6 +557,11 @@ absl::string_view NameOf(Normalizer normalizer) {
   return info.choices[static_cast<size_t>(normalizer)];
 }
 
+absl::string_view NameOf(RopeScaling::Type type) {
+  constexpr absl::string_view kNames[] = {"linear", "llama3", "yarn"};
+  return kNames[static_cast<size_t>(type)];
+}
+
 double Problem::effective_scale() const {
   if (scale) return *scale;
   return is_additive() ? 1 : 1.0 / std::sqrt(static_cast<double>(head_size));

@@ -94,6 +94,30 @@ struct RotaryCache {
   constexpr bool by_position() const { return !batch.has_value(); }
 };
 
+// How rope_theta's angles are stretched for sequences longer than those of training. The frequency
+// of a pair is divided by `factor`, or kept if the pair turns often within `original_length`
+// tokens:
+//
+//     kLinear   all are divided (Chen et al. 2023)
+//     kLlama3   those that turn fewer than `slow` times are divided, those of more than `fast`
+//     kept;
+//               in between the result is linear in the turns
+//     kYarn     the same, linear in the pair's index (Peng et al. 2023)
+struct RopeScaling {
+  enum class Type : uint8_t { kLinear, kLlama3, kYarn };
+
+  Type type = Type::kLinear;
+  double factor = 1;           // at least 1
+  double original_length = 1;  // the longest sequence of training; at least 1
+  double slow = 1;             // positive; at most `fast`, for kLlama3 below it
+  double fast = 1;
+  bool truncate = true;         // kYarn: the slope begins and ends at whole indices
+  double attention_factor = 1;  // positive: cosines and sines are multiplied by it
+};
+
+// "linear", "llama3", "yarn"
+absl::string_view NameOf(RopeScaling::Type type);
+
 // How a query and a key are compared.
 enum class ScoreFunction : uint8_t {
   kDotProduct,  // q . k
@@ -223,7 +247,8 @@ struct Problem {
   bool interleaved = false;           // pairs (2t, 2t + 1), otherwise (t, t + r / 2)
   int64_t rotary_embedding_dim = 0;   // r, even; 0: D
   std::optional<double> rope_theta = std::nullopt;
-  std::optional<bool> rotary_keys = std::nullopt;  // false: only Q is rotated
+  std::optional<RopeScaling> rope_scaling = std::nullopt;  // of rope_theta
+  std::optional<bool> rotary_keys = std::nullopt;          // false: only Q is rotated
 
   ScoreFunction score_function = ScoreFunction::kDotProduct;
   std::optional<AdditiveWeight> additive_weight = std::nullopt;  // of additive scores only

@@ -58,10 +58,14 @@ struct LayerConfig {
   std::optional<double> positional_base = std::nullopt;       // of the sinusoidal encoding, > 0
   double norm_epsilon = 1e-6;                                 // of q_norm and k_norm
   std::optional<double> rope_theta = std::nullopt;            // absent: no rotary embedding
+  std::optional<RopeScaling> rope_scaling = std::nullopt;     // of rope_theta
   bool interleaved = false;                                   // of rotary embedding
   int64_t rotary_embedding_dim = 0;                           // 0: D
   std::optional<int64_t> max_distance = std::nullopt;         // of relative_attention_bias
   std::optional<int64_t> pad_token_id = std::nullopt;         // keys with this id are hidden
+  // Query i sees keys i - sliding_window + 1 to i; at least 1. Only of a layer that is causal,
+  // whose calls must be, too; not with bias_k.
+  std::optional<int64_t> sliding_window = std::nullopt;
 };
 
 // A tensor of a weights file. Non-owning.

@@ -135,6 +135,10 @@ absl::StatusOr<LayerShape> ShapeOf(std::shared_ptr<const Layer> layer, const Lay
                    .wants_averaged_weights = call.wants_averaged_weights,
                    .cache = call.cache};
   shape.is_causal = call.is_causal.value_or(shape.config().is_causal);
+  if (shape.config().sliding_window && !shape.is_causal) {
+    return Invalid("is_causal is false; it must be true, because the layer has sliding_window ",
+                   *shape.config().sliding_window);
+  }
   absl::Status status = CheckSizes(call);
   if (status.ok()) status = ReadQuery(call, shape);
   if (status.ok()) status = ReadKeys(call, shape);
@@ -200,7 +204,7 @@ absl::StatusOr<RaggedCall> CachedAttentionOf(std::shared_ptr<const Layer> layer,
   if (!shape.ok()) return shape.status();
   if (absl::Status status = CheckCachedCall(*shape, call); !status.ok()) return status;
   const Problem p = AttentionOf(*shape);
-  return RaggedCall{.items = {{.rows = p.query_length}},
+  return RaggedCall{.items = {{.rows = p.query_length, .left_window = p.left_window}},
                     .dtype = p.dtype,
                     .query_heads = p.query_heads,
                     .kv_heads = p.kv_heads,

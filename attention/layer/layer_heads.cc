@@ -76,6 +76,7 @@ std::shared_ptr<const TensorOperator> RotationOf(const LayerShape& s, Matrix m) 
   call.num_heads = h.heads;
   call.rotary_embedding_dim = s.config().rotary_embedding_dim;
   call.rope_theta = s.config().rope_theta;
+  call.rope_scaling = s.config().rope_scaling;
   return MakeRotaryEmbedding(call).value();
 }
 

@@ -345,12 +345,14 @@ Problem AttentionOf(const LayerShape& s) {
             .value_head_size = *c.value_head_size,
             .scale = c.scale,
             .causal = mask.causal(),
+            .left_window = c.sliding_window.value_or(0) - 1,
             .mask = mask.mask(),
             .bias = mask.bias(),
             .dropout = s.dropout,
             .interleaved = c.interleaved,
             .rotary_embedding_dim = c.rotary_embedding_dim,
             .rope_theta = c.rope_theta,
+            .rope_scaling = c.rope_scaling,
             .score_function = c.score_function};
   if (w.has(Vector::kSinks)) p.head_sink = w[Vector::kSinks].dtype;
   if (w.has(Vector::kRelativeBias)) {

@@ -84,6 +84,16 @@ absl::Status CheckSize(const char* name, int64_t size) {
   return Invalid(name, " is ", size, "; it must be from 1 to 2^40");
 }
 
+absl::Status CheckWindow(const LayerConfig& c) {
+  if (!c.sliding_window) return absl::OkStatus();
+  const int64_t window = *c.sliding_window;
+  if (window < 1 || window > kMaxAxis) {
+    return Invalid("sliding_window is ", window, "; it must be from 1 to 2^40");
+  }
+  if (c.is_causal) return absl::OkStatus();
+  return Invalid("sliding_window is ", window, ", but is_causal is false; it must be true");
+}
+
 // Sets the sizes that follow from others, and checks all.
 absl::StatusOr<LayerConfig> Complete(LayerConfig c) {
   if (auto status = CheckSize("embed_size", c.embed_size); !status.ok()) return status;
@@ -114,6 +124,7 @@ absl::StatusOr<LayerConfig> Complete(LayerConfig c) {
   if (!(base > 0) || !std::isfinite(base)) {
     return Invalid("positional_base is ", base, "; it must be finite and positive");
   }
+  if (absl::Status status = CheckWindow(c); !status.ok()) return status;
   return c;
 }
 
@@ -174,6 +185,7 @@ absl::Status CheckTogether(const LayerConfig& c, const LayerWeights& w) {
       {w.bias_k, w.k.matrix && w.v.matrix, "it needs the matrices of k and v"},
       {w.bias_k, !w.k_norm && !c.rope_theta && !w.relative_attention_bias,
        "k_norm, rope_theta and relative_attention_bias do not say what they do with its key"},
+      {w.bias_k, !c.sliding_window, "sliding_window does not say whether it hides its key"},
       {w.q_norm, w.q.matrix.has_value(), "it needs the matrix of q"},
       {w.k_norm, w.k.matrix.has_value(), "it needs the matrix of k"},
   };

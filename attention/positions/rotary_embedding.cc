@@ -170,6 +170,7 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRotaryEmbedding(
   keys.interleaved = call.interleaved;
   keys.rotary_embedding_dim = call.rotary_embedding_dim;
   keys.rope_theta = call.rope_theta;
+  keys.rope_scaling = call.rope_scaling;
   if (call.first_position > 0) {
     keys.section = Section{.first_key = call.first_position,
                            .key_length = call.first_position + keys.key_length};

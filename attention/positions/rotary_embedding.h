@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "attention/positions/tokens.h"
+#include "attention/problem.h"
 #include "attention/tensor_operator.h"
 
 namespace rapt {
@@ -22,6 +23,7 @@ struct RotaryEmbeddingCall {
   int64_t num_heads = 0;
   int64_t rotary_embedding_dim = 0;  // r; 0: D
   std::optional<double> rope_theta = std::nullopt;
+  std::optional<RopeScaling> rope_scaling = std::nullopt;  // of rope_theta
 };
 
 // Returns InvalidArgument with the tensor or attribute, its value and the allowed values.

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/types/span.h"
+#include "attention/problem.h"
 #include "attention/tensor_view.h"
 
 namespace rapt {
@@ -17,8 +19,13 @@ struct AngleSource {
   bool by_token = false;
   // Instead of the caches: the angle of pair t is position * theta^(-t / pairs).
   std::optional<double> theta;
+  std::optional<RopeScaling> scaling;  // of theta
   int64_t pairs = 0;
 };
+
+// Writes the frequencies of pairs, one for each element: what the angles are at position 1.
+void RotaryFrequencies(double theta, const std::optional<RopeScaling>& scaling,
+                       absl::Span<double> out);
 
 // The angles of a few tokens, one in each slot. Computed ones are in double, and rounded to float
 // unless the rotated elements are double.

@@ -1,5 +1,6 @@
 #include "attention/rotary/checks.h"
 
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -109,9 +110,47 @@ absl::Status CheckCache(const Problem& p, const FieldNames& names) {
   return cache.by_position() ? CheckCacheByPosition(p, names) : CheckCacheByRow(p, names);
 }
 
+// Under the names of Hugging Face's configurations.
+absl::Status CheckScaling(const Problem& p, const FieldNames& names) {
+  const RopeScaling& s = *p.rope_scaling;
+  const absl::string_view theta = names[Attribute::kRopeTheta];
+  if (!p.rope_theta) return Invalid("rope_scaling is set, but ", theta, " is not");
+  const bool is_yarn = s.type == RopeScaling::Type::kYarn;
+  const absl::string_view slow = is_yarn ? "beta_slow" : "low_freq_factor";
+  const absl::string_view fast = is_yarn ? "beta_fast" : "high_freq_factor";
+  const struct {
+    absl::string_view name;
+    double value;
+    bool fits;
+    const char* allowed;
+  } numbers[] = {
+      {"factor", s.factor, s.factor >= 1, "at least 1"},
+      {"original_max_position_embeddings", s.original_length, s.original_length >= 1, "at least 1"},
+      {slow, s.slow, s.slow > 0, "positive"},
+      {fast, s.fast, s.fast > 0, "positive"},
+      {"attention_factor", s.attention_factor, s.attention_factor > 0, "positive"}};
+  for (const auto& [name, value, fits, allowed] : numbers) {
+    if (std::isfinite(value) && fits) continue;
+    return Invalid("rope_scaling's ", name, " is ", value, "; it must be finite and ", allowed);
+  }
+  if (s.type == RopeScaling::Type::kLlama3 && s.slow >= s.fast) {
+    return Invalid("rope_scaling's ", slow, " is ", s.slow, "; it must be less than ", fast, ", ",
+                   s.fast);
+  }
+  if (is_yarn && s.slow > s.fast) {
+    return Invalid("rope_scaling's ", slow, " is ", s.slow, "; it must be at most ", fast, ", ",
+                   s.fast);
+  }
+  if (!is_yarn || *p.rope_theta > 1) return absl::OkStatus();
+  return Invalid(theta, " is ", *p.rope_theta, "; with YaRN it must be more than 1");
+}
+
 }  // namespace
 
 absl::Status CheckRotary(const Problem& p, const FieldNames& names) {
+  if (p.rope_scaling) {
+    if (absl::Status status = CheckScaling(p, names); !status.ok()) return status;
+  }
   if (!p.has_rotary()) return CheckIdsNeedRotary(p, names);
   if (p.rotary_cache && p.rope_theta) {
     return BothSet(names[Role::kCosCache], names[Attribute::kRopeTheta],

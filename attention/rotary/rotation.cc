@@ -88,6 +88,7 @@ AngleSource SourceOf(const Problem& p, const Arguments& a) {
           .sin = a.inputs[Role::kSinCache],
           .by_token = p.rotary_cache && !p.rotary_cache->by_position(),
           .theta = p.rope_theta,
+          .scaling = p.rope_scaling,
           .pairs = p.rotary_size() / 2};
 }
 

@@ -60,6 +60,11 @@ std::string Summary(const LayerConfig& config) {
   if (config.score_function == ScoreFunction::kAdditive) absl::StrAppend(&text, ", additive");
   if (config.scale) absl::StrAppend(&text, ", scale ", *config.scale);
   if (config.rope_theta) absl::StrAppend(&text, ", rope_theta ", *config.rope_theta);
+  if (config.rope_scaling) {
+    absl::StrAppend(&text, " scaled by ", config.rope_scaling->factor, " (",
+                    NameOf(config.rope_scaling->type), ")");
+  }
+  if (config.sliding_window) absl::StrAppend(&text, ", window of ", *config.sliding_window);
   if (config.positional_base) {
     absl::StrAppend(&text, ", sinusoidal encoding of base ", *config.positional_base);
   }

@@ -9,7 +9,8 @@ namespace rapt::cache {
 absl::StatusOr<AttendCall> AttendCallOf(const LayerStep& step) {
   const absl::StatusOr<RaggedCall> ragged = CachedAttentionOf(step.layer, step.call);
   if (!ragged.ok()) return ragged.status();
-  const int64_t rows = ragged->items.front().rows;
+  const RaggedItem& item = ragged->items.front();
+  const int64_t rows = item.rows;
   const auto tensor = [&](int64_t heads, int64_t size) {
     return CallTensor{.name = "input query",
                       .spec = TensorSpec{ragged->dtype, {rows, heads, size}}};
@@ -22,6 +23,7 @@ absl::StatusOr<AttendCall> AttendCallOf(const LayerStep& step) {
   if (ragged->head_sink)
     attend.head_sink.spec = TensorSpec{*ragged->head_sink, {ragged->query_heads}};
   attend.scale = ragged->scale;
+  if (item.left_window >= 0) attend.left_window = item.left_window;
   attend.bias_table = ragged->bias_table;
   attend.max_distance = ragged->max_distance;
   attend.shares_prefixes = false;

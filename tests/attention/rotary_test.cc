@@ -253,6 +253,36 @@ TEST_P(RotaryTest, AHiddenKeyDoesNotMatterWhateverItIs) {
   ExpectSameOutputs(problem, inputs, problem, poisoned);
 }
 
+// The pairs are divided, kept and in between.
+TEST_P(RotaryTest, ScalesAnglesByDefinition) {
+  const RopeScaling llama3{.type = RopeScaling::Type::kLlama3,
+                           .factor = 8,
+                           .original_length = 32,
+                           .slow = 0.5,
+                           .fast = 2};
+  const RopeScaling yarn{.type = RopeScaling::Type::kYarn,
+                         .factor = 4,
+                         .original_length = 50,
+                         .slow = 0.25,
+                         .fast = 4,
+                         .attention_factor = 1.1386};
+  RopeScaling exact = yarn, one_pair = yarn;
+  exact.truncate = false;
+  one_pair.original_length = 1;  // the slope ends where it begins
+  std::vector<Problem> problems;
+  for (const RopeScaling& scaling : {RopeScaling{.factor = 2.5}, llama3, yarn, exact, one_pair}) {
+    Problem problem = Make();
+    problem.rope_theta = 10000;
+    problem.rope_scaling = scaling;
+    problems.push_back(problem);
+    problem.past_length = 9;
+    problem.rotary_embedding_dim = 20;
+    problem.query_length = 2;  // keys are rotated when they are read
+    problems.push_back(problem);
+  }
+  for (const Problem& problem : problems) ExpectConforms(problem, InputsFor(problem));
+}
+
 // Each chunk of a chunked call has the positions of the whole.
 TEST_P(RotaryTest, ChunksHaveThePositionsOfTheWhole) {
   Problem problem = Make();

@@ -23,6 +23,7 @@ EMBED = 32
 TOLERANCES = {np.float32: 1e-5, np.float16: 4e-3, ml_dtypes.bfloat16: 3e-2, np.float64: 1e-12}
 NEEDS_START = "inference request for sequence {} to model '{}' must specify the START flag on the first request"
 IDS = itertools.count(1)
+YARN = {"type": "yarn", "factor": 4.0, "beta_fast": 8.0, "original_max_position_embeddings": 64}
 
 
 def causal(config):
@@ -36,6 +37,7 @@ def repository_of(folder):
     layers = {
         "llama": (llama, tensors),
         "sinks": (llama | {"partial_rotary_factor": 0.5}, tensors | {llama["rapt"]["prefix"] + "sinks": sinks}),
+        "window": (llama | {"sliding_window": 7, "rope_scaling": YARN}, tensors),
         "gpt2": LAYERS["gpt2_block"],
         "t5": (causal(LAYERS["t5_block"][0]), LAYERS["t5_block"][1]),
         "positions": LAYERS["positions"],
@@ -50,7 +52,7 @@ def repository_of(folder):
     return list(layers)
 
 
-NAMES = ("llama", "sinks", "gpt2", "t5", "positions", "luong")
+NAMES = ("llama", "sinks", "window", "gpt2", "t5", "positions", "luong")
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,13 @@ import transformers
 import tritonclient.grpc as triton
 from attention_client import to_input
 from rapt_server import RaptServer
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 from transformers.models.bert.modeling_bert import BertAttention
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.mistral.modeling_mistral import MistralAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -30,8 +33,8 @@ EAGER = {"attn_implementation": "eager"}  # returns the weights
 
 class Case(NamedTuple):
     """A module and how it is called: with query, key, value and a mask to add, [B, H, Sq, Sk], of which a causal module
-    gets the later keys hidden. Returns Y and the weights of each head. `memory`: the sizes of keys and values, if they
-    may differ from the queries."""
+    gets the later keys hidden, and with a window those before it. Returns Y and the weights of each head. `memory`: the
+    sizes of keys and values, if they may differ from the queries."""
 
     module: torch.nn.Module
     config: dict[str, Any]
@@ -40,6 +43,20 @@ class Case(NamedTuple):
     memory: tuple[int, int] | None = None
     is_causal: bool = False
     has_rotary: bool = False
+    window: int | None = None
+
+    def run(self, query, key=None, value=None, mask=0.0):
+        """In float64."""
+        query = query.double()
+        key = query if key is None else key.double()
+        full = torch.zeros(len(query), HEADS, query.shape[1], key.shape[1], dtype=torch.float64) + mask
+        if self.is_causal:
+            sees = sliding_window_causal_mask_function(self.window) if self.window else causal_mask_function
+            i, j = torch.arange(query.shape[1])[:, None], torch.arange(key.shape[1])[None]
+            full = full.masked_fill(~(sees(0, 0, i, j) & (j <= i)), -torch.inf)
+        with torch.no_grad():
+            y, weights = self.call(self.module, query, key, key if value is None else value.double(), full)
+        return y.numpy(), weights.numpy()
 
 
 def multihead_of(module, memory):
@@ -94,20 +111,61 @@ def gpt2():
     return Case(module, config.to_dict(), "h.0.attn.", call, is_causal=True)
 
 
-def with_rotary(module, config, rotary, **settings):
+def with_rotary(module, config, rotary, layer=3, window=None, **settings):
     def call(m, query, key, value, mask):
         return m(query, rotary(query, torch.arange(query.shape[1])[None]), mask)
 
     settings = config.to_dict() | settings | {"rapt": {"is_causal": True}}
-    return Case(module, settings, "model.layers.3.self_attn.", call, is_causal=True, has_rotary=True)
+    prefix = f"model.layers.{layer}.self_attn."
+    return Case(module, settings, prefix, call, is_causal=True, has_rotary=True, window=window)
 
 
-GROUPED = EAGER | {"hidden_size": EMBED, "num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 32}
+GROUPED = EAGER | {
+    "hidden_size": EMBED,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 512,
+}
+# So short that in LENGTH tokens all pairs turn: some are kept, some are divided, some are in between.
+TRAINED = {"factor": 8.0, "original_max_position_embeddings": 64}
+LLAMA3 = TRAINED | {"rope_type": "llama3", "rope_theta": 10000.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = TRAINED | {"rope_type": "yarn", "rope_theta": 10000.0, "beta_fast": 8.0, "beta_slow": 0.5}
+
+
+def llama_of(rope, **settings):
+    config = transformers.LlamaConfig(**GROUPED, rope_parameters=dict(rope))
+    return with_rotary(LlamaAttention(config, layer_idx=3), config, LlamaRotaryEmbedding(config), **settings)
 
 
 def llama():
-    config = transformers.LlamaConfig(**GROUPED)
-    return with_rotary(LlamaAttention(config, layer_idx=0), config, LlamaRotaryEmbedding(config))
+    return llama_of({"rope_type": "default", "rope_theta": 10000.0})
+
+
+def llama3():
+    return llama_of(LLAMA3)
+
+
+def before_version_5(rope):
+    """The settings as older versions of transformers save them."""
+    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "rope_type")}
+    scaling |= {"type": rope["rope_type"]}
+    return {"rope_parameters": None, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+
+
+def llama_linear():
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+    return llama_of(rope, **before_version_5(rope))
+
+
+def llama_yarn():
+    return llama_of(YARN)
+
+
+def llama_yarn_mscale():
+    rope = YARN | {"mscale": 1.5, "mscale_all_dim": 0.5}
+    return llama_of(rope, **before_version_5(rope))
 
 
 def qwen3():
@@ -118,13 +176,41 @@ def qwen3():
     return with_rotary(module, config, LlamaRotaryEmbedding(config))
 
 
-def gpt_oss():
-    rope = {"rope_type": "default", "rope_theta": 150000.0}
-    config = transformers.GptOssConfig(**GROUPED, rope_parameters=rope, layer_types=["full_attention"], num_hidden_layers=1)
-    module = GptOssAttention(config, layer_idx=0)
+def qwen2_window():
+    config = transformers.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=5, max_window_layers=3)
+    module = Qwen2Attention(config, layer_idx=3)
+    assert module.sliding_window == 5
+    return with_rotary(module, config, LlamaRotaryEmbedding(config), window=5, layer_types=None)
+
+
+def qwen2():
+    config = transformers.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=5, max_window_layers=3)
+    module = Qwen2Attention(config, layer_idx=2)
+    assert module.sliding_window is None
+    return with_rotary(module, config, LlamaRotaryEmbedding(config), layer=2)
+
+
+def mistral():
+    config = transformers.MistralConfig(**GROUPED, sliding_window=3)
+    return with_rotary(MistralAttention(config, layer_idx=3), config, LlamaRotaryEmbedding(config), window=3)
+
+
+def gpt_oss_of(layer, window):
+    """Its layers have a window by turns."""
+    rope = YARN | {"truncate": False}
+    config = transformers.GptOssConfig(**GROUPED, rope_parameters=rope, sliding_window=4)
+    module = GptOssAttention(config, layer_idx=layer)
+    assert module.sliding_window == window
     torch.nn.init.normal_(module.sinks)
-    # Only its other layers have a window.
-    return with_rotary(module, config, GptOssRotaryEmbedding(config), sliding_window=None)
+    return with_rotary(module, config, GptOssRotaryEmbedding(config), layer, window)
+
+
+def gpt_oss():
+    return gpt_oss_of(3, None)
+
+
+def gpt_oss_window():
+    return gpt_oss_of(2, 4)
 
 
 def t5_of(prefix, is_decoder, memory=None):
@@ -155,7 +241,10 @@ def t5_cross():
 
 
 TORCH = [multihead, multihead_with_bias_kv, multihead_of_other_sizes]
-SELF = [bert, gpt2, llama, qwen3, gpt_oss, t5, t5_decoder]
+ROPE = [llama, llama3, llama_linear, llama_yarn, llama_yarn_mscale, qwen3, gpt_oss]
+WINDOW = [mistral, qwen2, qwen2_window, gpt_oss_window]
+CAUSAL = [gpt2, t5_decoder, *ROPE, *WINDOW]
+SELF = [bert, t5, *CAUSAL]
 CROSS = [bert_cross, t5_cross]
 STORED = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -182,7 +271,7 @@ def cases(tmp_path_factory):
             (model / "config.json").write_text(json.dumps(settings, default=str))
             case.module.double().eval()
             made[make.__name__, stored] = case
-    with RaptServer(f"--model_repository={folder}") as server:
+    with RaptServer(f"--model_repository={folder}", "--kv_cache_bytes=67108864") as server:
         with triton.InferenceServerClient(server.grpc_address) as client:
             yield client, made
 
@@ -207,23 +296,14 @@ def outputs_of(cases, name, stored, inputs, mask=None, extra={}, parameters=None
     """Returns Y and the weights of the layer, then of its module with a mask to add."""
     client, made = cases
     case = made[name, stored]
-    wide = {tensor: x.double() for tensor, x in inputs.items()}
-    key = wide.get("key", wide["query"])
-    lengths = wide["query"].shape[1], key.shape[1]
-    full = torch.zeros(BATCH, HEADS, *lengths, dtype=torch.float64)
-    if mask is not None:
-        full = full + mask.double()
-    if case.is_causal:
-        full = full.masked_fill(torch.ones(lengths, dtype=torch.bool).triu(1), -torch.inf)
-    with torch.no_grad():
-        want = case.call(case.module, wide["query"], key, wide.get("value", key), full)
+    want = case.run(**inputs, mask=0.0 if mask is None else mask.double())
     result = client.infer(
         f"{name}_{STORED[stored]}",
         [to_input(tensor, to_numpy(x)) for tensor, x in (inputs | extra).items()],
         outputs=[triton.InferRequestedOutput(output) for output in ("Y", "weights")],
         parameters=parameters,
     )
-    return [result.as_numpy(output).astype(np.float64) for output in ("Y", "weights")], [x.numpy() for x in want]
+    return [result.as_numpy(output).astype(np.float64) for output in ("Y", "weights")], want
 
 
 def check(case, dtype, outputs):
@@ -260,7 +340,8 @@ def test_self_attention_of_a_layer_that_may_cross(cases, name):
 def visible_keys(inputs, shape):
     keys = inputs.get("key", inputs["query"]).shape[1]
     visible = torch.rand(*shape, LENGTH, keys, generator=torch.Generator().manual_seed(2)) < 0.7
-    visible[..., 0] = True
+    visible[..., 0] = True  # a row that sees nothing is NaN in transformers
+    visible.diagonal(dim1=-2, dim2=-1)[:] = True  # and with a window
     return visible
 
 
@@ -291,7 +372,7 @@ def test_a_mask_to_add(cases, name, dtype):
 def test_lengths_hide_the_padding(cases, name):
     case = cases[1][name, torch.float32]
     inputs = random_inputs(case, torch.float32)
-    lengths = torch.tensor([5, LENGTH])
+    lengths = torch.tensor([LENGTH - 2, LENGTH])  # a window shows the last query some keys
     keys = inputs.get("key", inputs["query"]).shape[1]
     mask = hide(torch.arange(keys) < lengths[:, None, None, None])
     check(case, torch.float32, outputs_of(cases, name, torch.float32, inputs, mask, {"nonpad_kv_seqlen": lengths}))
@@ -324,3 +405,18 @@ def test_a_call_that_is_causal(cases, name):
     query = {"query": random_inputs(case, torch.float32)["query"]}
     mask = hide(torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
     check(case, torch.float32, outputs_of(cases, name, torch.float32, query, mask, parameters={"is_causal": True}))
+
+
+@DTYPES
+@every(CAUSAL)
+def test_a_sequence_is_its_module(cases, name, dtype):
+    """The prompt in one call, then token by token."""
+    client, case = cases[0], cases[1][name, torch.float32]
+    query = random_inputs(case, dtype)["query"][:1]
+    want, _ = case.run(query)
+    prompt, got = LENGTH - 5, []
+    for begin, end in [(0, prompt)] + [(n, n + 1) for n in range(prompt, LENGTH)]:
+        flags = {"sequence_id": 1, "sequence_start": begin == 0, "sequence_end": end == LENGTH}
+        step = client.infer(f"{name}_F32", [to_input("query", to_numpy(query[:, begin:end]))], **flags)
+        got.append(step.as_numpy("Y").astype(np.float64))
+    check(case, dtype, ([np.concatenate(got, 1)], [want]))

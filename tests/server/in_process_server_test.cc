@@ -1,14 +1,21 @@
 // The server as an object, called by the client library over gRPC in the same process.
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/host_limits.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
 #include "rapt/client.h"
 #include "server/options.h"
 #include "server/server.h"
@@ -19,7 +26,9 @@ namespace {
 using client::Client;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::FloatNear;
 using ::testing::HasSubstr;
+using ::testing::Pointwise;
 
 // On free ports and without drain pauses, over the suite's transport.
 absl::StatusOr<std::unique_ptr<Server>> CreateServer(const std::vector<const char*>& flags = {}) {
@@ -41,8 +50,8 @@ absl::Status Start(Server& server) {
   return server.Start([] { return false; });
 }
 
-std::unique_ptr<Server> StartedServer() {
-  absl::StatusOr<std::unique_ptr<Server>> server = CreateServer();
+std::unique_ptr<Server> StartedServer(const std::vector<const char*>& flags = {}) {
+  absl::StatusOr<std::unique_ptr<Server>> server = CreateServer(flags);
   EXPECT_TRUE(server.ok()) << server.status();
   EXPECT_TRUE(Start(**server).ok());
   return *std::move(server);
@@ -100,6 +109,78 @@ TEST(InProcessServerTest, DestructionWithoutADrainShutsItDown) {
   ASSERT_TRUE(client.ok()) << client.status();
   server.reset();
   EXPECT_EQ(AttendToThrees(**client).code(), absl::StatusCode::kUnavailable);
+}
+
+// A server with the layer "window": Luong's dot products of [B, S, 2], without weights.
+class InProcessLayerTest : public ::testing::Test {
+ protected:
+  InProcessLayerTest() {
+    std::filesystem::create_directories(folder_ / "window");
+    std::ofstream(folder_ / "window/model.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10);
+    std::ofstream(folder_ / "window/config.json")
+        << R"({"hidden_size": 2, "sliding_window": 2, "rapt": {"naming": "plain", "is_causal": true}})";
+    const std::string repository = absl::StrCat("--model_repository=", folder_.string());
+    server_ = StartedServer({repository.c_str(), "--kv_cache_bytes=16777216"});
+    stub_ = inference::GRPCInferenceService::NewStub(
+        grpc::CreateChannel(server_->grpc_address(), grpc::InsecureChannelCredentials()));
+  }
+  ~InProcessLayerTest() override { std::filesystem::remove_all(folder_); }
+
+  // Appends Y of a step of the sequence 7 to y_.
+  grpc::Status Step(absl::Span<const float> query, bool starts, bool ends) {
+    inference::ModelInferRequest request;
+    request.set_model_name("window");
+    auto& parameters = *request.mutable_parameters();
+    parameters["sequence_id"].set_int64_param(7);
+    parameters["sequence_start"].set_bool_param(starts);
+    parameters["sequence_end"].set_bool_param(ends);
+    auto& input = *request.add_inputs();
+    input.set_name("query");
+    input.set_datatype("FP32");
+    const auto tokens = static_cast<int64_t>(query.size() / 2);
+    for (const int64_t axis : {int64_t{1}, tokens, int64_t{2}}) input.add_shape(axis);
+    request.add_raw_input_contents(reinterpret_cast<const char*>(query.data()),
+                                   query.size() * sizeof(float));
+    inference::ModelInferResponse response;
+    grpc::ClientContext context;
+    grpc::Status status = stub_->ModelInfer(&context, request, &response);
+    if (!status.ok()) return status;
+    const std::string& bytes = response.raw_output_contents(0);
+    EXPECT_EQ(bytes.size(), query.size() * sizeof(float));
+    const size_t before = y_.size();
+    y_.resize(before + query.size());
+    bytes.copy(reinterpret_cast<char*>(y_.data() + before), query.size() * sizeof(float));
+    return status;
+  }
+
+  const std::filesystem::path folder_ =
+      testing::TempDir() + "in_process_server_test." + std::to_string(getpid());
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
+  std::vector<float> y_;
+};
+
+// Each token but the first is a mean of itself and the token before, by weights 1 / (1 + e^(s -
+// t)).
+constexpr float kTokens[] = {1, 0, 0, 1, 0, 3, 0, 5};
+const std::vector<float> kWant = {1, 0, 0.26894143f, 0.7310586f, 0, 2.9950547f, 0, 4.9999094f};
+
+TEST_F(InProcessLayerTest, AnswersACall) {
+  const auto client = ClientOf(*server_);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto result =
+      (*client)->LayerAttend({.model = "window", .query = client::View<float>({1, 4, 2}, kTokens)});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->y.values<float>(), Pointwise(FloatNear(1e-5), kWant));
+}
+
+TEST_F(InProcessLayerTest, AnswersASequence) {
+  EXPECT_TRUE(Step({kTokens, 4}, true, false).ok());
+  EXPECT_TRUE(Step({kTokens + 4, 2}, false, false).ok());
+  EXPECT_TRUE(Step({kTokens + 6, 2}, false, true).ok());
+  EXPECT_THAT(y_, Pointwise(FloatNear(1e-5), kWant));
+  EXPECT_THAT(Step({kTokens, 2}, false, false).error_message(),
+              HasSubstr("must specify the START flag"));
 }
 
 TEST(InProcessServerTest, OptionsThatDoNotFitTheMachineFailBeforeItListens) {

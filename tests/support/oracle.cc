@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <numbers>
 #include <utility>
 
 namespace rapt::test {
@@ -58,6 +59,32 @@ int64_t Offset(const Problem& problem, const std::vector<int64_t>& key_lengths, 
   return problem.has_key_lengths ? key_lengths[b] - problem.query_length : 0;
 }
 
+// The angle of pair t of r / 2 at position 1, by the rules of Hugging Face's rope_type.
+double FrequencyOf(const Problem& problem, double t, double r) {
+  const double theta = *problem.rope_theta;
+  const double frequency = 1 / std::pow(theta, 2 * t / r);
+  if (!problem.rope_scaling) return frequency;
+  const RopeScaling& s = *problem.rope_scaling;
+  const double divided = frequency / s.factor;
+  if (s.type == RopeScaling::Type::kLinear) return divided;
+  if (s.type == RopeScaling::Type::kLlama3) {
+    const double wavelength = 2 * std::numbers::pi / frequency;
+    if (wavelength < s.original_length / s.fast) return frequency;
+    if (wavelength > s.original_length / s.slow) return divided;
+    const double smooth = (s.original_length / wavelength - s.slow) / (s.fast - s.slow);
+    return (1 - smooth) * divided + smooth * frequency;
+  }
+  const auto correction = [&](double rotations) {
+    return r * std::log(s.original_length / (rotations * 2 * std::numbers::pi)) /
+           (2 * std::log(theta));
+  };
+  double low = correction(s.fast), high = correction(s.slow);
+  if (s.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, r - 1);
+  const double ramp = std::clamp((t - low) / (high - low + (low == high ? 0.001 : 0)), 0.0, 1.0);
+  return divided * ramp + frequency * (1 - ramp);
+}
+
 // The cosine and the sine of pair t for row s of the queries or the new keys.
 std::pair<double, double> AngleOf(const Problem& problem, const Inputs& inputs, bool is_key,
                                   int64_t b, int64_t s, int64_t t) {
@@ -73,12 +100,12 @@ std::pair<double, double> AngleOf(const Problem& problem, const Inputs& inputs, 
   }
   const int64_t r =
       problem.rotary_embedding_dim != 0 ? problem.rotary_embedding_dim : problem.head_size;
-  const double angle =
-      static_cast<double>(position) /
-      std::pow(*problem.rope_theta, 2 * static_cast<double>(t) / static_cast<double>(r));
+  const double angle = static_cast<double>(position) *
+                       FrequencyOf(problem, static_cast<double>(t), static_cast<double>(r));
+  const double size = problem.rope_scaling ? problem.rope_scaling->attention_factor : 1;
   // Stored as a cache would be.
   const DType type = problem.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  return {RoundTo(type, std::cos(angle)), RoundTo(type, std::sin(angle))};
+  return {RoundTo(type, size * std::cos(angle)), RoundTo(type, size * std::sin(angle))};
 }
 
 Tensor Rotated(const Problem& problem, const Inputs& inputs, bool is_key) {

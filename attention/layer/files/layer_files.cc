@@ -349,6 +349,7 @@ absl::Status SetSizes(const LayerSettings& settings, bool is_plain, const LayerW
 
 absl::Status SetRotary(const LayerSettings& settings, LayerConfig& config) {
   config.rope_theta = settings.rope_theta;
+  config.rope_scaling = settings.rope_scaling;
   config.interleaved = settings.interleaved.value_or(false);
   if (!settings.rope_theta || !settings.rotary_factor) return absl::OkStatus();
   const int64_t head_size =
@@ -386,6 +387,7 @@ absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors 
   layer.config.scale = settings->scale;
   layer.config.pad_token_id = settings->pad_token_id;
   layer.config.positional_base = settings->positional_base;
+  layer.config.sliding_window = settings->sliding_window;
   if (settings->norm_epsilon) layer.config.norm_epsilon = *settings->norm_epsilon;
 
   TensorReader reader(layer.file, settings->prefix);

@@ -1,6 +1,7 @@
 #include "attention/layer/files/layer_settings.h"
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -69,26 +70,26 @@ class ObjectReader {
     if (!value->is_number_integer() ||
         (value->is_number_unsigned() &&
          value->get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()})) {
-      return Wrong(*value, "an integer");
+      return Reject(*value, "an integer");
     }
     out = value->get<int64_t>();
   }
   void Read(std::initializer_list<const char*> names, std::optional<double>& out) {
     const Json* const value = Find(names);
     if (value == nullptr) return;
-    if (!value->is_number()) return Wrong(*value, "a number");
+    if (!value->is_number()) return Reject(*value, "a number");
     out = value->get<double>();
   }
   void Read(std::initializer_list<const char*> names, std::optional<bool>& out) {
     const Json* const value = Find(names);
     if (value == nullptr) return;
-    if (!value->is_boolean()) return Wrong(*value, "true or false");
+    if (!value->is_boolean()) return Reject(*value, "true or false");
     out = value->get<bool>();
   }
   void Read(std::initializer_list<const char*> names, std::string& out) {
     const Json* const value = Find(names);
     if (value == nullptr) return;
-    if (!value->is_string()) return Wrong(*value, "a string");
+    if (!value->is_string()) return Reject(*value, "a string");
     out = value->get<std::string>();
   }
 
@@ -110,6 +111,22 @@ class ObjectReader {
     return found;
   }
 
+  // Returns the number of a name that must have one.
+  double Need(const char* name) {
+    std::optional<double> number;
+    Read({name}, number);
+    if (!number) status_.Update(Invalid(path_, name, " is missing"));
+    return number.value_or(0);
+  }
+
+  // The name of the value that Find() returned last.
+  const char* name() const { return name_; }
+
+  // Rejects the value that Find() returned last.
+  void Reject(const Json& value, absl::string_view allowed) {
+    status_.Update(Invalid(path_, name_, " is ", TextOf(value), "; it must be ", allowed));
+  }
+
   // Rejects a value other than those that leave attention as a layer computes it.
   void Allow(const char* name, std::initializer_list<Json> harmless) {
     const Json* const value = Find({name});
@@ -117,20 +134,16 @@ class ObjectReader {
     for (const Json& allowed : harmless) {
       if (*value == allowed) return;
     }
-    Wrong(*value, harmless.size() == 0
-                      ? "null: a layer does not compute this"
-                      : absl::StrCat(absl::StrJoin(harmless, " or ",
-                                                   [](std::string* out, const Json& allowed) {
-                                                     out->append(TextOf(allowed));
-                                                   }),
-                                     ": a layer does not compute other forms"));
+    Reject(*value, harmless.size() == 0
+                       ? "null: a layer does not compute this"
+                       : absl::StrCat(absl::StrJoin(harmless, " or ",
+                                                    [](std::string* out, const Json& allowed) {
+                                                      out->append(TextOf(allowed));
+                                                    }),
+                                      ": a layer does not compute other forms"));
   }
 
  private:
-  void Wrong(const Json& value, absl::string_view allowed) {
-    status_.Update(Invalid(path_, name_, " is ", TextOf(value), "; it must be ", allowed));
-  }
-
   const Json& object_;
   const std::string path_;
   absl::Status& status_;
@@ -138,19 +151,104 @@ class ObjectReader {
 };
 
 // Names that Hugging Face's models have for what changes their attention.
-void RejectOtherAttention(const Json& root, ObjectReader& reader) {
-  reader.Allow("rope_scaling", {});
+void RejectOtherAttention(ObjectReader& reader) {
   reader.Allow("attn_logit_softcapping", {});
   reader.Allow("query_pre_attn_scalar", {});
   reader.Allow("position_embedding_type", {"absolute"});
   reader.Allow("scale_attn_weights", {true});
   reader.Allow("scale_attn_by_inverse_layer_idx", {false});
   reader.Allow("clip_qkv", {});
-  // Mistral's and Qwen's: Qwen's applies only if it is turned on.
-  if (root.value("use_sliding_window", Json(true)) != Json(false)) {
-    reader.Allow("sliding_window", {});
-  }
 }
+
+// --- Rotary embedding ----------------------------------------------------------------------------
+
+// What cosines and sines are multiplied by: as Transformers computes it for YaRN, from the
+// logarithm of the factor.
+double AttentionFactor(ObjectReader& rope, double factor) {
+  std::optional<double> given, mscale, mscale_all_dim;
+  rope.Read({"attention_factor"}, given);
+  rope.Read({"mscale"}, mscale);
+  rope.Read({"mscale_all_dim"}, mscale_all_dim);
+  if (given) return *given;
+  const auto by = [&](double scale) {
+    return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1;
+  };
+  const bool has_both = mscale.value_or(0) != 0 && mscale_all_dim.value_or(0) != 0;
+  return has_both ? by(*mscale) / by(*mscale_all_dim) : by(1);
+}
+
+// `length` is original_max_position_embeddings, or what stands for it.
+RopeScaling ReadScaling(RopeScaling::Type type, std::optional<double> length, ObjectReader& rope,
+                        absl::Status& status) {
+  RopeScaling scaling{.type = type, .factor = rope.Need("factor")};
+  if (type == RopeScaling::Type::kLinear) return scaling;
+  if (!length) {
+    status.Update(Invalid("original_max_position_embeddings is missing; rope_type ", NameOf(type),
+                          " needs it, or max_position_embeddings"));
+  }
+  scaling.original_length = length.value_or(1);
+  if (type == RopeScaling::Type::kLlama3) {
+    scaling.slow = rope.Need("low_freq_factor");
+    scaling.fast = rope.Need("high_freq_factor");
+    return scaling;
+  }
+  std::optional<double> slow, fast;
+  std::optional<bool> truncate;
+  rope.Read({"beta_slow"}, slow);
+  rope.Read({"beta_fast"}, fast);
+  rope.Read({"truncate"}, truncate);
+  scaling.slow = slow.value_or(1);
+  scaling.fast = fast.value_or(32);
+  scaling.truncate = truncate.value_or(true);
+  scaling.attention_factor = AttentionFactor(rope, scaling.factor);
+  return scaling;
+}
+
+std::optional<RopeScaling> ReadRopeType(std::optional<double> length, ObjectReader& rope,
+                                        absl::Status& status) {
+  const Json* const name = rope.Find({"rope_type", "type"});
+  if (name == nullptr || *name == "default") return std::nullopt;
+  using Type = RopeScaling::Type;
+  for (const Type type : {Type::kLinear, Type::kLlama3, Type::kYarn}) {
+    if (*name == Json(std::string(NameOf(type)))) return ReadScaling(type, length, rope, status);
+  }
+  rope.Reject(*name, "default, linear, llama3 or yarn");
+  return std::nullopt;
+}
+
+// rope_theta and how it is scaled. Since version 5 of Transformers rope_parameters has all of it;
+// before, rope_scaling had the scaling alone.
+void ReadRope(ObjectReader& reader, LayerSettings& settings, absl::Status& status) {
+  std::optional<double> length;
+  reader.Read({"rope_theta"}, settings.rope_theta);
+  reader.Read({"partial_rotary_factor"}, settings.rotary_factor);
+  reader.Read({"original_max_position_embeddings"}, length);
+  const Json* const rope = reader.Find({"rope_parameters", "rope_scaling"});
+  if (rope == nullptr) return;
+  const std::string object = reader.name();
+  if (!rope->is_object()) {
+    return status.Update(Invalid(object, " is ", TextOf(*rope), "; it must be an object"));
+  }
+  for (const auto& [name, value] : rope->items()) {
+    if (!value.is_object()) continue;  // of a type of layers
+    return status.Update(Invalid(object, ".", name.substr(0, kMaxShownBytes),
+                                 " is an object; a layer has one rope_theta, in ", object));
+  }
+  ObjectReader parameters(*rope, object + ".", status);
+  for (const auto& [name, setting] : {std::pair{"rope_theta", &settings.rope_theta},
+                                      {"partial_rotary_factor", &settings.rotary_factor},
+                                      {"original_max_position_embeddings", &length}}) {
+    const std::optional<double> outside = *setting;
+    parameters.Read({name}, *setting);
+    if (!outside || *setting == outside) continue;
+    status.Update(Invalid(name, " is ", *outside, " and ", object, ".", name, " is ", **setting,
+                          "; they must be equal"));
+  }
+  if (!length) reader.Read({"max_position_embeddings"}, length);
+  settings.rope_scaling = ReadRopeType(length, parameters, status);
+}
+
+// --- Settings of one of the model's layers -------------------------------------------------------
 
 // The number of the layer in a prefix such as "model.layers.3.self_attn."; the last one.
 std::optional<size_t> LayerNumber(absl::string_view prefix) {
@@ -191,40 +289,138 @@ void CheckNoRopeLayers(const Json& root, absl::string_view prefix, absl::Status&
                         "number rapt.prefix has: model.layers.3.self_attn."));
 }
 
+constexpr char kSlides[] = "sliding_attention";
+
+// Returns the type of this layer, or "" if the model has no list of them.
+std::string LayerTypeOf(const Json& root, absl::string_view prefix, absl::Status& status) {
+  const auto list = root.find("layer_types");
+  if (list == root.end() || list->is_null()) return "";
+  if (!list->is_array() || list->empty()) {
+    status.Update(Invalid("layer_types is ", list->is_array() ? "empty" : TextOf(*list),
+                          "; it must be an array with the type of every layer"));
+    return "";
+  }
+  if (const auto count = root.find("num_hidden_layers");
+      count != root.end() && *count != Json(list->size())) {
+    status.Update(Invalid("layer_types has ", list->size(), " types and num_hidden_layers is ",
+                          TextOf(*count), "; they must be equal"));
+  }
+  const bool is_one =
+      std::all_of(list->begin(), list->end(), [&](const Json& type) { return type == (*list)[0]; });
+  const std::optional<size_t> number = is_one ? std::optional<size_t>(0) : LayerNumber(prefix);
+  if (!number || *number >= list->size()) {
+    status.Update(Invalid("layer_types has ", list->size(),
+                          " types that differ, and rapt.prefix is '",
+                          prefix.substr(0, kMaxShownBytes),
+                          "'; it must have the number of a layer below that: "
+                          "model.layers.3.self_attn."));
+    return "";
+  }
+  const Json& type = (*list)[*number];
+  if (type == "full_attention" || type == kSlides) return type.get<std::string>();
+  status.Update(Invalid("layer_types[", *number, "] is ", TextOf(type),
+                        "; it must be \"full_attention\" or \"", kSlides, "\""));
+  return "";
+}
+
+// Which layers of a model have its window: those of layer_types, or without such a list all, or
+// those from a number on.
+enum class Windows : uint8_t { kListed, kOfEveryLayer, kFromMaxWindowLayers };
+
+// The models whose layers differ in nothing but the window. Other models have layers without rotary
+// embedding, or with another theta, beside those with a window.
+constexpr std::pair<absl::string_view, Windows> kModelsWithWindows[] = {
+    {"gpt_oss", Windows::kListed},
+    {"mistral", Windows::kOfEveryLayer},
+    {"mixtral", Windows::kOfEveryLayer},
+    {"qwen2", Windows::kFromMaxWindowLayers},
+    {"qwen3", Windows::kFromMaxWindowLayers},
+    {"starcoder2", Windows::kOfEveryLayer},
+};
+
+// Returns which layers of the model have its window.
+Windows WindowsOf(const Json& root, ObjectReader& reader, absl::Status& status) {
+  std::string model;
+  reader.Read({"model_type"}, model);
+  if (model.empty()) {
+    return root.contains("max_window_layers") ? Windows::kFromMaxWindowLayers
+                                              : Windows::kOfEveryLayer;
+  }
+  for (const auto& [name, windows] : kModelsWithWindows) {
+    if (model == name) return windows;
+  }
+  status.Update(
+      Invalid("model_type is ", model.substr(0, kMaxShownBytes),
+              "; with sliding_window it must be absent or one of ",
+              absl::StrJoin(kModelsWithWindows, ", ", [](std::string* out, const auto& known) {
+                absl::StrAppend(out, known.first);
+              })));
+  return Windows::kListed;
+}
+
+bool IsFromMaxWindowLayers(ObjectReader& reader, absl::string_view prefix, absl::Status& status) {
+  std::optional<int64_t> first;
+  reader.Read({"max_window_layers"}, first);
+  const std::optional<size_t> number = LayerNumber(prefix);
+  if (!first || *first < 0) {
+    status.Update(Invalid("max_window_layers is ", first ? absl::StrCat(*first) : "missing",
+                          "; it must be at least 0"));
+  } else if (!number) {
+    status.Update(Invalid("max_window_layers is ", *first, " and rapt.prefix is '",
+                          prefix.substr(0, kMaxShownBytes),
+                          "'; it must have the number of the layer: model.layers.3.self_attn."));
+  }
+  return first && number && std::cmp_greater_equal(*number, *first);
+}
+
+// Whether this layer has the window if there are no layer_types.
+bool HasWindow(Windows windows, ObjectReader& reader, absl::string_view prefix,
+               absl::Status& status) {
+  switch (windows) {
+    case Windows::kOfEveryLayer:
+      return true;
+    case Windows::kFromMaxWindowLayers:
+      return IsFromMaxWindowLayers(reader, prefix, status);
+    case Windows::kListed:
+      status.Update(Invalid("layer_types is missing; sliding_window of this model_type needs it"));
+  }
+  return false;
+}
+
+// The window of this layer of the model.
+void ReadWindow(const Json& root, LayerSettings& settings, absl::Status& status) {
+  ObjectReader reader(root, "", status);
+  const std::string type = LayerTypeOf(root, settings.prefix, status);
+  std::optional<bool> is_on;  // Qwen's
+  std::optional<int64_t> window;
+  reader.Read({"use_sliding_window"}, is_on);
+  if (is_on.value_or(true)) reader.Read({"sliding_window"}, window);
+  if (!window) {
+    if (type != kSlides) return;
+    return status.Update(Invalid("sliding_window is ", is_on == false ? "turned off" : "missing",
+                                 "; a layer of type ", kSlides, " needs it"));
+  }
+  if (*window < 1) {
+    status.Update(Invalid("sliding_window is ", *window, "; it must be null or at least 1"));
+  }
+  const Windows windows = WindowsOf(root, reader, status);
+  const bool slides =
+      type.empty() ? HasWindow(windows, reader, settings.prefix, status) : type == kSlides;
+  if (slides) settings.sliding_window = window;
+}
+
 void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& status) {
   ObjectReader reader(root, "", status);
   reader.Read({"hidden_size", "n_embd", "d_model"}, settings.embed_size);
   reader.Read({"num_attention_heads", "n_head", "num_heads"}, settings.query_heads);
   reader.Read({"num_key_value_heads"}, settings.kv_heads);
   reader.Read({"head_dim", "d_kv"}, settings.head_size);
-  reader.Read({"rope_theta"}, settings.rope_theta);
-  reader.Read({"partial_rotary_factor"}, settings.rotary_factor);
   reader.Read({"attention_multiplier"}, settings.scale);  // Granite's
   reader.Read({"rms_norm_eps"}, settings.norm_epsilon);
   reader.Read({"relative_attention_max_distance"}, settings.max_distance);
   reader.Read({"pad_token_id"}, settings.pad_token_id);
-  RejectOtherAttention(root, reader);
-  // Since version 5 of Transformers.
-  const Json* const rope = reader.Find({"rope_parameters"});
-  if (rope == nullptr) return;
-  if (!rope->is_object()) {
-    return status.Update(Invalid("rope_parameters is ", TextOf(*rope), "; it must be an object"));
-  }
-  for (const auto& [name, value] : rope->items()) {
-    if (!value.is_object()) continue;  // of a type of layers
-    return status.Update(Invalid("rope_parameters.", name.substr(0, kMaxShownBytes),
-                                 " is an object; a layer has one rope_theta, in rope_parameters"));
-  }
-  ObjectReader parameters(*rope, "rope_parameters.", status);
-  for (const auto& [name, setting] : {std::pair{"rope_theta", &settings.rope_theta},
-                                      {"partial_rotary_factor", &settings.rotary_factor}}) {
-    const std::optional<double> outside = *setting;
-    parameters.Read({name}, *setting);
-    if (!outside || *setting == outside) continue;
-    status.Update(Invalid(name, " is ", *outside, " and rope_parameters.", name, " is ", **setting,
-                          "; they must be equal"));
-  }
-  parameters.Allow("rope_type", {"default"});
+  ReadRope(reader, settings, status);
+  RejectOtherAttention(reader);
 }
 
 constexpr const char* kOwnNames[] = {"prefix",       "naming",      "is_causal",      "scale",
@@ -266,6 +462,7 @@ absl::StatusOr<LayerSettings> ParseLayerSettings(absl::string_view json) {
   ReadHuggingFace(*root, settings, status);
   if (const auto own = root->find("rapt"); own != root->end()) ReadOwn(*own, settings, status);
   CheckNoRopeLayers(*root, settings.prefix, status);
+  ReadWindow(*root, settings, status);
   if (const auto part = settings.rotary_factor; part && !(*part > 0 && *part <= 1)) {
     status.Update(Invalid("partial_rotary_factor is ", *part, "; it must be in (0, 1]"));
   }

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "attention/problem.h"
 
 namespace rapt {
 
@@ -26,6 +27,8 @@ struct LayerSettings {
   std::optional<double> scale;
   std::optional<double> rope_theta;
   std::optional<double> rotary_factor;  // the part of a head that is rotated
+  std::optional<RopeScaling> rope_scaling;
+  std::optional<int64_t> sliding_window;  // of this layer of the model
   std::optional<bool> interleaved;
   std::optional<double> norm_epsilon;
   std::optional<int64_t> max_distance;
@@ -37,6 +40,7 @@ struct LayerSettings {
 // allowed: for a value of the wrong kind, an unknown name in "rapt", a name that is
 // given twice, different values of one setting, and for settings of Hugging
 // Face's models that change attention in a way that a layer does not compute. Ignores other names.
+// The numbers of rope_scaling are MakeLayer()'s to check.
 absl::StatusOr<LayerSettings> ParseLayerSettings(absl::string_view json);
 
 }  // namespace rapt

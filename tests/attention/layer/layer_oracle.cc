@@ -104,6 +104,7 @@ bool IsVisible(const LayerCase& c, const LayerTensors& t, int64_t b, int64_t h, 
                int64_t j) {
   if (j == c.sk()) return true;  // of bias_k
   if (c.is_causal && j > i) return false;
+  if (c.config.sliding_window && j <= i - *c.config.sliding_window) return false;
   if (!c.lengths.empty() && j >= c.lengths[b]) return false;
   if (c.has_ids && t.ids.At(0, 0, b, j) == static_cast<double>(*c.config.pad_token_id)) {
     return false;
@@ -251,6 +252,7 @@ LayerWant WantOf(const LayerCase& c, const LayerTensors& t) {
             .interleaved = c.config.interleaved,
             .rotary_embedding_dim = c.config.rotary_embedding_dim,
             .rope_theta = c.config.rope_theta,
+            .rope_scaling = c.config.rope_scaling,
             .score_function = c.config.score_function,
             .score_output = ScoreOutput::kWeights};
   if (adds) p.bias = MaskShape{*c.mask, pairs};

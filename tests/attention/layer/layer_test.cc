@@ -95,6 +95,15 @@ void ExpectDefinition(const LayerCase& c, uint64_t seed = 1, int threads = 1) {
   }
 }
 
+// Slow pairs are divided, fast ones kept, and one is in between.
+constexpr RopeScaling kYarn{.type = RopeScaling::Type::kYarn,
+                            .factor = 8,
+                            .original_length = 64,
+                            .slow = 0.5,
+                            .fast = 8,
+                            .truncate = false,
+                            .attention_factor = 1.25};
+
 // Each with the features of a model.
 std::vector<LayerCase> Models() {
   LayerCase torch{.has_extra_key = true, .mask = DType::kBool, .mask_shape = {5, 5}};
@@ -105,6 +114,11 @@ std::vector<LayerCase> Models() {
   LayerCase llama{.has_biases = false, .has_norms = true, .has_sinks = true, .is_causal = true};
   llama.config = {.embed_size = 40, .query_heads = 6, .kv_heads = 2, .head_size = 10};
   llama.config.rope_theta = 10000;
+  LayerCase gpt_oss = llama;
+  gpt_oss.config.is_causal = true;
+  gpt_oss.config.sliding_window = 2;
+  gpt_oss.config.rope_scaling = kYarn;
+  gpt_oss.lengths = {5, 4};
   LayerCase gpt2{.transposed = true, .is_causal = true, .lengths = {3, 5}};
   LayerCase bert{.has_ids = true};
   bert.config.pad_token_id = 0;
@@ -120,7 +134,7 @@ std::vector<LayerCase> Models() {
   luong.has_biases = false;
   LayerCase encoded{.tokens = 6};
   encoded.config.positional_base = 10000;
-  return {torch, cross, llama, gpt2, bert, t5, bahdanau, luong, encoded};
+  return {torch, cross, llama, gpt_oss, gpt2, bert, t5, bahdanau, luong, encoded};
 }
 
 TEST(LayerTest, IsTheDefinitionInEveryType) {
@@ -491,6 +505,10 @@ TEST(LayerCacheTest, StepsAreTheDefinitionInEveryType) {
   LayerCase partial = llama;
   partial.config.interleaved = true;
   partial.config.rotary_embedding_dim = 4;
+  LayerCase gpt_oss = llama;
+  gpt_oss.config.is_causal = true;
+  gpt_oss.config.sliding_window = 4;
+  gpt_oss.config.rope_scaling = kYarn;
   const LayerCase gpt2{.transposed = true};
   LayerCase t5{.has_biases = false, .buckets = 8};
   t5.config.scale = 1;
@@ -502,7 +520,7 @@ TEST(LayerCacheTest, StepsAreTheDefinitionInEveryType) {
   bare.has_biases = false;
   bare.config.rope_theta = 50;
   for (const DType dtype : kTypes) {
-    for (LayerCase c : {llama, partial, gpt2, t5, encoded, bare}) {
+    for (LayerCase c : {llama, partial, gpt_oss, gpt2, t5, encoded, bare}) {
       c.dtype = dtype;
       c.weight = dtype;
       ExpectSteps(c, {5, 1, 1, 3, 1});
@@ -631,6 +649,10 @@ TEST(LayerErrorsTest, NameSizes) {
             "norm_epsilon is -1; it must be finite and at least 0");
   EXPECT_EQ(error([](LayerConfig& x) { x.positional_base = 0; }),
             "positional_base is 0; it must be finite and positive");
+  EXPECT_EQ(error([](LayerConfig& x) { x.sliding_window = 0; }),
+            "sliding_window is 0; it must be from 1 to 2^40");
+  EXPECT_EQ(error([](LayerConfig& x) { x.sliding_window = 3; }),
+            "sliding_window is 3, but is_causal is false; it must be true");
   EXPECT_EQ(error([](LayerConfig& x) { x.head_size = int64_t{1} << 40; }),
             absl::StrCat("wq has shape [24, 24]; it must be [", int64_t{1} << 42, ", 24]"));
 }
@@ -652,6 +674,57 @@ TEST(LayerErrorsTest, NameSettingsWithWhichNoCallWorks) {
   odd.config = {.embed_size = 20, .query_heads = 4, .rope_theta = 100};
   EXPECT_EQ(ErrorOf(odd.config, WeightsOf(odd, RandomLayer(odd, 1))),
             "the head size of query is 5; with rotary embedding of all of it, it must be even");
+}
+
+TEST(LayerErrorsTest, NameTheNumbersOfRopeScaling) {
+  LayerCase c;
+  const LayerTensors t = RandomLayer(c, 1);
+  const auto error = [&](double theta, const std::function<void(RopeScaling&)>& change) {
+    LayerConfig config = c.config;
+    config.rope_theta = theta;
+    config.rope_scaling = kYarn;
+    change(*config.rope_scaling);
+    return ErrorOf(config, WeightsOf(c, t));
+  };
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(error(100, [](RopeScaling& s) { s.factor = -2; }),
+            "rope_scaling's factor is -2; it must be finite and at least 1");
+  EXPECT_EQ(error(100, [](RopeScaling& s) { s.factor = kNan; }),
+            "rope_scaling's factor is nan; it must be finite and at least 1");
+  EXPECT_EQ(error(100, [](RopeScaling& s) { s.original_length = 0; }),
+            "rope_scaling's original_max_position_embeddings is 0; it must be finite and at least "
+            "1");
+  EXPECT_EQ(error(100, [](RopeScaling& s) { s.slow = 0; }),
+            "rope_scaling's beta_slow is 0; it must be finite and positive");
+  EXPECT_EQ(error(100, [](RopeScaling& s) { s.fast = std::numeric_limits<double>::infinity(); }),
+            "rope_scaling's beta_fast is inf; it must be finite and positive");
+  EXPECT_EQ(error(100, [](RopeScaling& s) { s.attention_factor = 0; }),
+            "rope_scaling's attention_factor is 0; it must be finite and positive");
+  EXPECT_EQ(error(100, [](RopeScaling& s) { s.slow = 9; }),
+            "rope_scaling's beta_slow is 9; it must be at most beta_fast, 8");
+  EXPECT_EQ(error(1, [](RopeScaling&) {}), "rope_theta is 1; with YaRN it must be more than 1");
+  EXPECT_EQ(error(100,
+                  [](RopeScaling& s) {
+                    s.type = RopeScaling::Type::kLlama3;
+                    s.slow = s.fast;
+                  }),
+            "rope_scaling's low_freq_factor is 8; it must be less than high_freq_factor, 8");
+  c.config.rope_scaling = kYarn;
+  EXPECT_EQ(ErrorOf(c.config, WeightsOf(c, t)), "rope_scaling is set, but rope_theta is not");
+}
+
+TEST(LayerErrorsTest, AWindowNeedsCausalCallsAndNoKeyAfterAllOthers) {
+  LayerCase c{.is_causal = true};
+  c.config.is_causal = true;
+  c.config.sliding_window = 2;
+  LayerCall call = CallOf(c);
+  call.is_causal = false;
+  const auto op = MakeLayerCall(MakeLayerOf(c, RandomLayer(c, 1)), call);
+  EXPECT_EQ(op.status().message(),
+            "is_causal is false; it must be true, because the layer has sliding_window 2");
+  c.has_extra_key = true;
+  EXPECT_EQ(ErrorOf(c.config, WeightsOf(c, RandomLayer(c, 1))),
+            "bias_k is given; sliding_window does not say whether it hides its key");
 }
 
 // Of a table that has too few buckets, or too small a distance, for the calls of one kind.

@@ -26,9 +26,11 @@ using ::testing::HasSubstr;
 constexpr char kOwner[] = "a";
 constexpr TokenShape kToken = {.kv_heads = 2, .head_size = 6, .value_head_size = 6};
 
-LayerCase Causal(int64_t tokens) {
+LayerCase Causal(int64_t tokens, std::optional<int64_t> window) {
   LayerCase c{.batch = 1, .queries = tokens, .has_sinks = true, .is_causal = true};
   c.config = {.embed_size = 24, .query_heads = 4, .kv_heads = 2, .rope_theta = 100};
+  c.config.is_causal = true;
+  c.config.sliding_window = window;
   c.wants_weights = c.wants_averaged_weights = false;
   return c;
 }
@@ -36,8 +38,9 @@ LayerCase Causal(int64_t tokens) {
 class CachedLayerTest : public ::testing::Test {
  protected:
   // `most_bytes` of pages; 0: no limit.
-  explicit CachedLayerTest(int64_t most_bytes = 0)
-      : store_({.instance = "test", .max_bytes_per_caller = most_bytes}, arena_, clock_) {
+  explicit CachedLayerTest(int64_t most_bytes = 0, std::optional<int64_t> window = {})
+      : c_(Causal(9, window)),
+        store_({.instance = "test", .max_bytes_per_caller = most_bytes}, arena_, clock_) {
     ThreadPool pool(1);
     layer_ = MakeLayer(c_.config, test::WeightsOf(c_, tensors_), pool).value();
     id_ = store_.Create(kOwner, {.shapes = {{.token = kToken}}}).value().id;
@@ -75,7 +78,7 @@ class CachedLayerTest : public ::testing::Test {
     return call.status();
   }
 
-  const LayerCase c_ = Causal(9);
+  const LayerCase c_;
   const LayerTensors tensors_ = test::RandomLayer(c_, 5);
   const test::LayerWant want_ = test::WantOf(c_, tensors_);
   test::Tensor y_{DType::kFloat32, {1, 1, 9, c_.y_size()}};
@@ -87,6 +90,18 @@ class CachedLayerTest : public ::testing::Test {
 };
 
 TEST_F(CachedLayerTest, StepsAreTheDefinition) {
+  for (const auto& [at, rows] : {std::pair{0, 4}, {4, 1}, {5, 1}, {6, 3}}) {
+    EXPECT_EQ(Step(at, rows), absl::OkStatus());
+  }
+  EXPECT_TRUE(test::IsClose(DType::kFloat32, y_, want_.y, want_.most_score));
+}
+
+class CachedLayerWithWindowTest : public CachedLayerTest {
+ protected:
+  CachedLayerWithWindowTest() : CachedLayerTest(/*most_bytes=*/0, /*window=*/3) {}
+};
+
+TEST_F(CachedLayerWithWindowTest, StepsAreTheDefinition) {
   for (const auto& [at, rows] : {std::pair{0, 4}, {4, 1}, {5, 1}, {6, 3}}) {
     EXPECT_EQ(Step(at, rows), absl::OkStatus());
   }

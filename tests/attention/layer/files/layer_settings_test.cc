@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -93,20 +96,180 @@ TEST(LayerSettingsTest, RejectsListsOfRotaryEmbeddingThatAreNotWritten) {
 }
 
 TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
-  EXPECT_THAT(MessageFor(R"({"rope_scaling": {"type": "linear"}})"),
-              HasSubstr("rope_scaling is an object; it must be null"));
   EXPECT_THAT(MessageFor(R"({"position_embedding_type": "relative_key"})"),
               HasSubstr(R"(position_embedding_type is "relative_key"; it must be "absolute")"));
-  EXPECT_THAT(MessageFor(R"({"sliding_window": 4096})"), HasSubstr("sliding_window is 4096"));
   MessageFor(R"({"attn_logit_softcapping": 50.0})");
   MessageFor(R"({"query_pre_attn_scalar": 256})");
   MessageFor(R"({"scale_attn_weights": false})");
   MessageFor(R"({"scale_attn_by_inverse_layer_idx": true})");
-  MessageFor(R"({"rope_parameters": {"rope_type": "yarn"}})");
   EXPECT_THAT(MessageFor(R"({"clip_qkv": 8.0})"), HasSubstr("clip_qkv is 8.0; it must be null"));
   EXPECT_THAT(MessageFor(R"({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}})"),
               HasSubstr("rope_parameters.full_attention is an object; a layer has one rope_theta"));
-  EXPECT_TRUE(ParseLayerSettings(R"({"sliding_window": 4096, "use_sliding_window": false})").ok());
+}
+
+TEST(LayerSettingsTest, ReadsTheScalingOfLlama31) {
+  const auto settings = ParseLayerSettings(R"({
+    "max_position_embeddings": 131072, "rope_theta": 500000.0,
+    "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"}})");
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->rope_theta, 500000);
+  const RopeScaling scaling = settings->rope_scaling.value();
+  EXPECT_EQ(scaling.type, RopeScaling::Type::kLlama3);
+  EXPECT_EQ(scaling.factor, 8);
+  EXPECT_EQ(scaling.original_length, 8192);
+  EXPECT_EQ(scaling.slow, 1);
+  EXPECT_EQ(scaling.fast, 4);
+  EXPECT_EQ(scaling.attention_factor, 1);
+}
+
+TEST(LayerSettingsTest, ReadsTheScalingOfGptOss) {
+  const auto settings = ParseLayerSettings(R"({
+    "rope_parameters": {"rope_theta": 150000, "rope_type": "yarn", "factor": 32.0, "truncate": false,
+                        "beta_fast": 30.0, "beta_slow": 2.0,
+                        "original_max_position_embeddings": 4096}})");
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  const RopeScaling scaling = settings->rope_scaling.value();
+  EXPECT_EQ(scaling.type, RopeScaling::Type::kYarn);
+  EXPECT_EQ(scaling.factor, 32);
+  EXPECT_EQ(scaling.original_length, 4096);
+  EXPECT_EQ(scaling.slow, 2);
+  EXPECT_EQ(scaling.fast, 30);
+  EXPECT_FALSE(scaling.truncate);
+  EXPECT_DOUBLE_EQ(scaling.attention_factor, 0.1 * std::log(32.0) + 1);
+}
+
+// What YaRN's settings are without those that may be absent.
+TEST(LayerSettingsTest, DerivesWhatRopeScalingDoesNotSay) {
+  const auto scaling = [](const char* more) {
+    const auto settings =
+        ParseLayerSettings(absl::StrCat(R"({"max_position_embeddings": 512, "rope_theta": 10000,
+                         "rope_scaling": {"type": "yarn", "factor": 4)",
+                                        more, "}}"));
+    EXPECT_TRUE(settings.ok()) << settings.status();
+    return settings->rope_scaling.value();
+  };
+  const double by_factor = 0.1 * std::log(4.0) + 1;
+  EXPECT_EQ(scaling("").original_length, 512);
+  EXPECT_EQ(scaling("").slow, 1);
+  EXPECT_EQ(scaling("").fast, 32);
+  EXPECT_TRUE(scaling("").truncate);
+  EXPECT_DOUBLE_EQ(scaling("").attention_factor, by_factor);
+  EXPECT_DOUBLE_EQ(scaling(R"(, "mscale": 2)").attention_factor, by_factor);
+  EXPECT_DOUBLE_EQ(scaling(R"(, "mscale": 2, "mscale_all_dim": 0)").attention_factor, by_factor);
+  EXPECT_DOUBLE_EQ(scaling(R"(, "mscale": 2, "mscale_all_dim": 1)").attention_factor,
+                   (0.2 * std::log(4.0) + 1) / by_factor);
+  EXPECT_EQ(
+      scaling(R"(, "mscale": 2, "mscale_all_dim": 1, "attention_factor": 3)").attention_factor, 3);
+  const auto linear = ParseLayerSettings(
+      R"({"rope_theta": 10000, "rope_scaling": {"type": "linear", "factor": 2.5}})");
+  EXPECT_EQ(linear->rope_scaling->type, RopeScaling::Type::kLinear);
+  EXPECT_EQ(linear->rope_scaling->factor, 2.5);
+  EXPECT_FALSE(ParseLayerSettings(R"({"rope_scaling": {"rope_type": "default"}})")
+                   ->rope_scaling.has_value());
+}
+
+TEST(LayerSettingsTest, RejectsOtherScalings) {
+  const auto message = [](const char* scaling) {
+    return MessageFor(absl::StrCat(R"({"rope_theta": 100, "rope_scaling": )", scaling, "}"));
+  };
+  for (const char* type : {"dynamic", "longrope", "su", "mrope", ""}) {
+    EXPECT_EQ(message(absl::StrCat(R"({"factor": 2, "rope_type": ")", type, R"("})").c_str()),
+              absl::StrCat(R"(rope_scaling.rope_type is ")", type,
+                           R"("; it must be default, linear, llama3 or yarn)"));
+  }
+  EXPECT_THAT(message(R"({"type": 3})"), HasSubstr("rope_scaling.type is 3; it must be default"));
+  EXPECT_EQ(message(R"({"type": "linear", "rope_type": "yarn"})"),
+            R"(rope_scaling.rope_type is "yarn" and rope_scaling.type is "linear"; )"
+            "they must be equal");
+  EXPECT_EQ(message(R"({"type": "linear"})"), "rope_scaling.factor is missing");
+  EXPECT_EQ(message(R"({"type": "linear", "factor": null})"), "rope_scaling.factor is missing");
+  EXPECT_EQ(message(R"({"type": "linear", "factor": "2"})"),
+            R"(rope_scaling.factor is "2"; it must be a number)");
+  EXPECT_THAT(message(R"({"type": "yarn", "factor": 2})"),
+              HasSubstr("original_max_position_embeddings is missing; rope_type yarn needs it"));
+  const char* const llama = R"({"type": "llama3", "factor": 2, "low_freq_factor": 1,
+                                "original_max_position_embeddings": 64})";
+  EXPECT_EQ(message(llama), "rope_scaling.high_freq_factor is missing");
+  EXPECT_EQ(message(R"({"type": "yarn", "factor": 2, "truncate": 1,
+                        "original_max_position_embeddings": 64})"),
+            "rope_scaling.truncate is 1; it must be true or false");
+  EXPECT_THAT(message("[]"), HasSubstr("rope_scaling is an array; it must be an object"));
+  EXPECT_THAT(MessageFor(R"({"original_max_position_embeddings": 64, "rope_scaling":
+                             {"original_max_position_embeddings": 32, "type": "yarn"}})"),
+              HasSubstr("original_max_position_embeddings is 64 and rope_scaling.original_max_"
+                        "position_embeddings is 32; they must be equal"));
+  EXPECT_THAT(MessageFor(R"({"rope_scaling": {"factor": 2}, "rope_parameters": {"factor": 3}})"),
+              HasSubstr("they must be equal"));
+}
+
+std::optional<int64_t> WindowOf(const std::string& json) {
+  const auto settings = ParseLayerSettings(json);
+  EXPECT_TRUE(settings.ok()) << json << settings.status();
+  return settings->sliding_window;
+}
+
+TEST(LayerSettingsTest, ReadsTheWindowOfTheLayerThatThePrefixNames) {
+  const auto config = [](const char* settings, const char* prefix = "model.layers.1.self_attn.") {
+    return absl::StrCat(R"({"sliding_window": 8, )", settings, R"("rapt": {"prefix": ")", prefix,
+                        R"("}})");
+  };
+  constexpr const char* kTypes = R"("layer_types": ["full_attention", "sliding_attention"], )";
+  EXPECT_EQ(WindowOf(config("", "")), 8);
+  EXPECT_EQ(WindowOf(config(R"("model_type": "mistral", )", "")), 8);
+  EXPECT_EQ(WindowOf(config(R"("use_sliding_window": false, )")), std::nullopt);
+  EXPECT_EQ(WindowOf(config(kTypes)), 8);
+  EXPECT_EQ(WindowOf(config(kTypes, "model.layers.0.self_attn.")), std::nullopt);
+  EXPECT_EQ(WindowOf(config(R"("layer_types": ["sliding_attention"], )", "")), 8);
+  EXPECT_EQ(WindowOf(config(R"("layer_types": ["full_attention"], )", "")), std::nullopt);
+  EXPECT_EQ(WindowOf(config(R"("max_window_layers": 1, )")), 8);
+  EXPECT_EQ(WindowOf(config(R"("max_window_layers": 2, "model_type": "qwen2", )")), std::nullopt);
+  EXPECT_EQ(WindowOf(R"({"sliding_window": null, "layer_types": ["full_attention"]})"),
+            std::nullopt);
+}
+
+TEST(LayerSettingsTest, RejectsWindowsThatAreNotThoseOfALayer) {
+  const auto message = [](const char* settings) {
+    return MessageFor(
+        absl::StrCat("{", settings, R"(, "rapt": {"prefix": "model.layers.2.self_attn."}})"));
+  };
+  EXPECT_EQ(message(R"("sliding_window": 0)"),
+            "sliding_window is 0; it must be null or at least 1");
+  EXPECT_EQ(message(R"("sliding_window": -4)"),
+            "sliding_window is -4; it must be null or at least 1");
+  EXPECT_EQ(message(R"("sliding_window": 1.5)"), "sliding_window is 1.5; it must be an integer");
+  EXPECT_EQ(message(R"("use_sliding_window": 1)"),
+            "use_sliding_window is 1; it must be true or false");
+  EXPECT_EQ(message(R"("layer_types": ["full_attention", "sliding_attention"])"),
+            "layer_types has 2 types that differ, and rapt.prefix is 'model.layers.2.self_attn.'; "
+            "it must have the number of a layer below that: model.layers.3.self_attn.");
+  EXPECT_EQ(message(R"("layer_types": ["full_attention"], "num_hidden_layers": 3)"),
+            "layer_types has 1 types and num_hidden_layers is 3; they must be equal");
+  EXPECT_EQ(message(R"("layer_types": [])"),
+            "layer_types is empty; it must be an array with the type of every layer");
+  EXPECT_THAT(message(R"("layer_types": 3)"), HasSubstr("layer_types is 3; it must be an array"));
+  EXPECT_EQ(message(R"("layer_types": ["chunked_attention"])"),
+            R"(layer_types[0] is "chunked_attention"; it must be "full_attention" or )"
+            R"("sliding_attention")");
+  EXPECT_EQ(message(R"("layer_types": [1, 2, 3])"),
+            R"(layer_types[2] is 3; it must be "full_attention" or "sliding_attention")");
+  EXPECT_EQ(message(R"("layer_types": ["sliding_attention"])"),
+            "sliding_window is missing; a layer of type sliding_attention needs it");
+  EXPECT_EQ(message(R"("layer_types": ["sliding_attention"], "use_sliding_window": true)"),
+            "sliding_window is missing; a layer of type sliding_attention needs it");
+  EXPECT_EQ(message(R"("layer_types": ["sliding_attention"], "use_sliding_window": false)"),
+            "sliding_window is turned off; a layer of type sliding_attention needs it");
+  EXPECT_THAT(message(R"("sliding_window": 8, "model_type": "cohere2")"),
+              HasSubstr("model_type is cohere2; with sliding_window it must be absent or one of "
+                        "gpt_oss, mistral"));
+  EXPECT_THAT(message(R"("sliding_window": 8, "model_type": "gpt_oss")"),
+              HasSubstr("layer_types is missing; sliding_window of this model_type needs it"));
+  EXPECT_EQ(message(R"("sliding_window": 8, "max_window_layers": -1)"),
+            "max_window_layers is -1; it must be at least 0");
+  EXPECT_EQ(message(R"("sliding_window": 8, "model_type": "qwen2")"),
+            "max_window_layers is missing; it must be at least 0");
+  EXPECT_THAT(MessageFor(R"({"sliding_window": 8, "max_window_layers": 28})"),
+              HasSubstr("max_window_layers is 28 and rapt.prefix is ''; it must have the number"));
 }
 
 TEST(LayerSettingsTest, ReadsTheScaleOfGranite) {
