@@ -185,6 +185,22 @@ def test_position_makes_a_call_repeatable(client):
     check(infer(client, "llama", x[:, 6:], sequence_id=id, sequence_end=True), infer(client, "llama", x)[:, 6:])
 
 
+def test_a_window_frees_what_it_hides(server, client):
+    x, used = tokens(4096), {}
+    for name in ("llama", "window"):
+        before, id = server.read_gauge("rapt_kv_used_bytes"), f"{name} to the end"
+        for begin in range(0, 4096, 512):
+            step = infer(client, name, x[:, begin : begin + 512], sequence_id=id, sequence_start=begin == 0)
+        used[name] = server.read_gauge("rapt_kv_used_bytes") - before
+        again = infer(client, name, x[:, -512:], sequence_id=id, parameters={"position": 4096 - 512})
+        np.testing.assert_array_equal(again, step)
+    assert used["window"] < used["llama"] / 4
+    options = {"sequence_id": "window to the end", "parameters": {"position": 512}}
+    refuse(client, "FAILED_PRECONDITION", "evicted", x[:, 512:1024], "window", **options)
+    for name in ("llama", "window"):
+        client.infer(name, [], sequence_id=f"{name} to the end", sequence_end=True)
+
+
 def test_an_end_may_come_alone(server, client):
     infer(client, "gpt2", tokens(2), sequence_id=77, sequence_start=True)
     answer = client.infer("gpt2", [], sequence_id=77, sequence_end=True)

@@ -108,7 +108,7 @@ absl::StatusOr<cache::SequenceCall> ReadSequence(const SessionParameters& parame
 }
 
 // The cache of a call that starts.
-absl::Status ReadSpec(const SessionParameters& parameters, const cache::TokenShape& token,
+absl::Status ReadSpec(const SessionParameters& parameters, cache::LayerShape shape,
                       SessionCall& call) {
   if (!parameters.starts) {
     const auto fails = [](const auto&... parameter) {
@@ -127,9 +127,9 @@ absl::Status ReadSpec(const SessionParameters& parameters, const cache::TokenSha
   if (!call.attend.k.spec) {
     return Invalid("inputs K and V are absent; a call with sequence_start needs them");
   }
-  cache::LayerShape& shape = call.sequence.spec.shapes.emplace_back();
-  shape = {.layers = layers, .token = token};
+  shape.layers = layers;
   shape.token.q8_0 = parameters.storage == Storage::kInt8;
+  call.sequence.spec.shapes.push_back(shape);
   return absl::OkStatus();
 }
 
@@ -181,7 +181,7 @@ absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
   cache::TokenShape token;
   absl::Status status = ReadKeysAndValues(read, inputs, token, call);
   if (status.ok()) status = ReadQueries(read, inputs, call);
-  if (status.ok()) status = ReadSpec(parameters, token, call);
+  if (status.ok()) status = ReadSpec(parameters, {.token = token}, call);
   if (!status.ok()) return status;
   if (layer.count > 0 || attend.items[0].rows > 0) return call;
   if (!call.is_empty() || !parameters.ends) {
@@ -215,11 +215,12 @@ absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters
   call.attend = *std::move(attend);
   call.attend.items.front().call.at = parameters.position;
   const Shape& k = call.attend.k.spec->shape;
-  const cache::TokenShape token = {.kv_heads = k[1],
-                                   .head_size = k[2],
-                                   .value_head_size = call.attend.v.spec->shape[2],
-                                   .dtype = call.attend.k.spec->dtype};
-  if (absl::Status status = ReadSpec(parameters, token, call); !status.ok()) return status;
+  const cache::LayerShape shape = {.token = {.kv_heads = k[1],
+                                             .head_size = k[2],
+                                             .value_head_size = call.attend.v.spec->shape[2],
+                                             .dtype = call.attend.k.spec->dtype},
+                                   .keep_last = model.layer->config().sliding_window.value_or(0)};
+  if (absl::Status status = ReadSpec(parameters, shape, call); !status.ok()) return status;
   return call;
 }
 
