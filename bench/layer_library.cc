@@ -31,9 +31,9 @@ struct Call {
 struct Product {
   rapt::PackedMatrix matrix;
   rapt::AlignedBuffer panels;
-  rapt::AlignedBuffer scratch;  // of each worker
+  rapt::AlignedBuffer scratch;
+  int64_t scratch_bytes = 0;  // of each worker
   rapt::Projection projection;
-  rapt::ProjectionKernel kernel;
   rapt::ProjectionOutput output;
   std::unique_ptr<rapt::ThreadPool> pool;
 };
@@ -105,12 +105,12 @@ void* rapt_projection_bench_open(int dtype, int64_t rows, int64_t in, int64_t ou
   product->pool->ParallelFor(packed.panel_count(),
                              [&](int64_t panel, int) { rapt::PackPanel(weights, panel, packed); });
   const std::string isa = rapt::ChooseIsa(*rapt::BuiltInBackends()[0], "auto");  // the CPU's
-  product->kernel = rapt::ProjectionKernelsOf(isa).fp32;
-  product->scratch =
-      rapt::AlignedBuffer(static_cast<size_t>(threads * product->kernel.scratch_bytes));
+  const rapt::ProjectionKernel& kernel = rapt::ProjectionKernelsOf(isa).fp32;
+  product->scratch_bytes = kernel.scratch_bytes;
+  product->scratch = rapt::AlignedBuffer(static_cast<size_t>(threads * kernel.scratch_bytes));
   const rapt::PackedVector numbers{.shape = {out},
                                    .data = static_cast<std::byte*>(const_cast<void*>(bias))};
-  product->projection = rapt::Projection(packed, numbers, type, rows, threads);
+  product->projection = rapt::Projection(kernel, packed, numbers, type, rows, threads);
   product->output = {.data = nullptr,
                      .head_size = out,
                      .head_stride = 0,
@@ -124,8 +124,8 @@ void rapt_projection_bench_run(void* opened, const void* x, void* y) {
   auto& product = *static_cast<Product*>(opened);
   product.output.data = static_cast<std::byte*>(y);
   product.pool->ParallelFor(product.projection.tasks(), [&](int64_t task, int worker) {
-    product.projection.Run(product.kernel, static_cast<const std::byte*>(x), product.output, task,
-                           product.scratch.data() + worker * product.kernel.scratch_bytes, {});
+    product.projection.Run(static_cast<const std::byte*>(x), product.output, task,
+                           product.scratch.data() + worker * product.scratch_bytes, {});
   });
 }
 

@@ -20,6 +20,10 @@ static_assert(kMostProjectedRows % (2 * kTileRows) == 0);
 struct TileBlocks : PairBlocks<kTileDepth> {
   static_assert(kDepthBlock % kTileDepth == 0);
 
+  // Tiles have 16 rows, which x may not have.
+  static constexpr bool kInPlace = false;
+  static bool TakesInPlace(const ProjectionTask& /*task*/) { return false; }
+
   static void Multiply(const ProjectionTask& task, const std::byte* a, int64_t a_bytes,
                        const std::byte* panel, int64_t d, int64_t depth, int64_t /*columns*/,
                        bool adds, std::byte* /*converted*/, float* c, int64_t c_stride) {

@@ -13,6 +13,10 @@ namespace rapt::cpu {
 namespace {
 
 struct DotBlocks : PairBlocks<2> {
+  static constexpr bool kInPlace = true;
+  // Rows may end with half a pair.
+  static bool TakesInPlace(const ProjectionTask& task) { return task.depth % 2 == 0; }
+
   static void Multiply(const ProjectionTask& task, const std::byte* a, int64_t a_bytes,
                        const std::byte* panel, int64_t d, int64_t depth, int64_t /*columns*/,
                        bool adds, std::byte* /*converted*/, float* c, int64_t c_stride) {

@@ -135,7 +135,7 @@ LayerHeads::Tasks LayerHeads::MakeTasks(const ProjectionKernel& kernel, Plan& pl
     if (IsEncoded(s_, m)) add_part(Step::kEncode, m, EncodingOf(s_, m), tasks.encodings);
     if (s_.weights().has(m)) {
       Projection& projection = tasks.projections[Index(m)];
-      projection = Projection(s_.weights()[m], s_.weights().vectors[Index(m)], s_.dtype,
+      projection = Projection(kernel, s_.weights()[m], s_.weights().vectors[Index(m)], s_.dtype,
                               s_.batch * RowsOf(s_, m), plan.threads);
       plan.flops += projection.flops();
       add(Step::kProject, projection.tasks());
@@ -207,8 +207,8 @@ void LayerHeads::Project(const Tasks& tasks, int64_t task, const Arguments& argu
   for (const Matrix m : kProjected) {
     const Projection& projection = tasks.projections[Index(m)];
     if (task < projection.tasks()) {
-      return projection.Run(tasks.kernel, InputOf(m, arguments, workspace), OutputOf(m, workspace),
-                            task, scratch, checkpoint);
+      return projection.Run(InputOf(m, arguments, workspace), OutputOf(m, workspace), task, scratch,
+                            checkpoint);
     }
     task -= projection.tasks();
   }

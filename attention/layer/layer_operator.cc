@@ -194,7 +194,7 @@ class Run {
   void ProjectOutput(int64_t task) const {
     if (task >= plan_.output.tasks()) return Average(task - plan_.output.tasks());
     const int64_t columns = s_.layer->output_size();
-    plan_.output.Run(plan_.heads.kernel, AttendedAt(),
+    plan_.output.Run(AttendedAt(),
                      {.data = a_.outputs[Role::kY].data,
                       .head_size = columns,
                       .head_stride = 0,
@@ -284,8 +284,9 @@ class LayerOperator final : public TensorOperator {
       s_.cache->attention().PlanTasks(layer->attention);
     }
     if (s_.weights().has(Matrix::kOutput)) {
-      layer->output = Projection(s_.weights()[Matrix::kOutput], s_.weights()[Vector::kOutputBias],
-                                 s_.dtype, s_.batch * s_.queries, plan.threads);
+      layer->output = Projection(layer->heads.kernel, s_.weights()[Matrix::kOutput],
+                                 s_.weights()[Vector::kOutputBias], s_.dtype, s_.batch * s_.queries,
+                                 plan.threads);
     }
     AddStages(plan, *layer);
     const int64_t appended = s_.cache == nullptr ? 0 : s_.cache->append_bytes();

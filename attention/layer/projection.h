@@ -16,17 +16,18 @@ namespace rapt {
 class Projection {
  public:
   Projection() = default;  // of no rows
-  Projection(const PackedMatrix& matrix, const PackedVector& bias, DType dtype, int64_t rows,
-             int64_t threads);
+  Projection(const ProjectionKernel& kernel, const PackedMatrix& matrix, const PackedVector& bias,
+             DType dtype, int64_t rows, int64_t threads);
 
   int64_t tasks() const;
   double flops() const;
 
   // `x` has the rows, one after another. `scratch` has the kernel's scratch_bytes.
-  void Run(const ProjectionKernel& kernel, const std::byte* x, const ProjectionOutput& output,
-           int64_t task, std::byte* scratch, const Checkpoint& checkpoint) const;
+  void Run(const std::byte* x, const ProjectionOutput& output, int64_t task, std::byte* scratch,
+           const Checkpoint& checkpoint) const;
 
  private:
+  ProjectionKernel kernel_ = {};
   PackedMatrix matrix_;
   PackedVector bias_;
   DType dtype_ = DType::kFloat32;

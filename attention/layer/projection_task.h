@@ -20,7 +20,7 @@ inline constexpr int64_t kPairDepth = 32;
 
 // A task of at most this many rows is bound by reading the panels.
 inline constexpr int64_t kFewProjectedRows = 8;
-// The most rows and panels of a task, whose sums then take 96 KiB of L2.
+// The most rows and panels of a task, whose sums then take 96 KiB of L2 in FP32.
 inline constexpr int64_t kMostProjectedRows = 96;
 inline constexpr int64_t kMostPanels = 4;
 
@@ -71,6 +71,9 @@ struct NormTask {
 // What an instruction set computes, with sums in FP32 or FP64.
 struct ProjectionKernel {
   int64_t scratch_bytes;  // of any task
+  // Returns whether tasks read x where it lies. Otherwise each copies its rows, once for all of its
+  // panels.
+  bool (*in_place)(Element x, Element weight);
   // Return false if the checkpoint abandoned the task.
   bool (*project)(const ProjectionTask& task);
   bool (*normalize)(const NormTask& task);

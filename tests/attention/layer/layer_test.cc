@@ -179,7 +179,7 @@ TEST(LayerTest, ComputesEverySize) {
   }
 }
 
-// The sums of few rows are divided at another depth than those of many.
+// The sums of few rows, of many, and of copied ones are divided at different depths.
 TEST(LayerTest, ComputesDeepProducts) {
   for (const DType dtype : kTypes) {
     LayerCase c{.dtype = dtype, .weight = dtype, .batch = 1, .queries = 3};
@@ -187,6 +187,8 @@ TEST(LayerTest, ComputesDeepProducts) {
     c.output_size = 3;
     ExpectDefinition(c);
     c.queries = 13;
+    ExpectDefinition(c);
+    c.config.embed_size = 1111;  // half a pair
     ExpectDefinition(c);
   }
 }
@@ -349,7 +351,7 @@ TEST(LayerTest, AbandonsProjectionsAtCheckpoints) {
   for (const DType dtype : kTypes) {
     for (const int64_t queries : {4, 96}) {
       LayerCase c{.dtype = dtype, .weight = dtype, .batch = 1, .queries = queries};
-      c.config = {.embed_size = 4096, .query_heads = 1, .head_size = 512};
+      c.config = {.embed_size = 6144, .query_heads = 1, .head_size = 512};
       c.output_size = 64;
       const LayerTensors t = RandomLayer(c, 7);
       const auto op = OperatorOf(c, t);
