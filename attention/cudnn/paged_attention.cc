@@ -190,11 +190,12 @@ class PagedAttention::Run {
 
 class PagedAttention::PagedPlan final : public BackendPlan {
  public:
-  // "32 items, 2 runs"
+  // "32 items, 2 runs", "1 item, 1 run"
   std::string Describe() const override {
     size_t items = 0;
     for (const auto& run : runs) items += run->items().size();
-    return absl::StrCat(items, " items, ", runs.size(), " runs");
+    return absl::StrCat(items, items == 1 ? " item, " : " items, ", runs.size(),
+                        runs.size() == 1 ? " run" : " runs");
   }
 
   std::vector<std::unique_ptr<const Run>> runs;

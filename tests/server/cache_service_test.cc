@@ -353,7 +353,7 @@ TEST_F(CacheServiceTest, StoresEightBits) {
   v1::AttendCachedRequest request = AttendOf(at_once, 0, 130, {}, 2, rng);
   v1::AttendCachedResponse response, other;
   ASSERT_TRUE(Attend(request, response).ok());
-  EXPECT_THAT(response.plan(), ::testing::EndsWith("1 items, INT8"));
+  EXPECT_THAT(response.plan(), ::testing::EndsWith(" 1 item, INT8"));
   const std::vector<float> q = Values(request.q());
   const LayerModel stored{Stored(tokens, v1::STORAGE_INT8)};
   ExpectClose(response.y(), Define(stored, 130, 0, 128, 2, q.data(), {}).y, "y");

@@ -325,10 +325,10 @@ class RaggedAttention final : public TensorOperator {
                                            RoundUp(inner.workspace_bytes(), kWorkspaceAlignment));
   }
 
-  // "q24 k64 s1 32 items, prefixes of 31, INT8"
+  // "q24 k64 s1 32 items, prefixes of 31, INT8", "q24 k64 s1 1 item"
   std::string Describe(const RaggedPlan& ragged) const {
     const auto form = ragged.forms.begin();
-    std::string text = absl::StrCat(Items(), " items");
+    std::string text = absl::StrCat(Items(), Items() == 1 ? " item" : " items");
     if (form != ragged.forms.end() && form->second.plan.backend_plan != nullptr) {
       text = absl::StrCat(form->second.plan.backend_plan->Describe(), " ", text);
     }
