@@ -160,6 +160,10 @@ struct Caches {
               arena, clock),
         sequences(store) {}
 
+  // Null without --kv_cache_bytes: none are made.
+  cache::CacheStore* StoreOrNull() { return arena.capacity_bytes() > 0 ? &store : nullptr; }
+  cache::Sequences* SequencesOrNull() { return arena.capacity_bytes() > 0 ? &sequences : nullptr; }
+
   cache::Arena arena;
   cache::CacheStore store;
   cache::Sequences sequences;
@@ -291,7 +295,7 @@ class ServerImpl final : public Server {
   Engine engine_;
   OpenCalls open_calls_;
   OpenCalls small_calls_;
-  Caches caches_;  // none are made without --kv_cache_bytes
+  Caches caches_;
   const Housekeeper housekeeper_;
   StreamCounts streams_;
   Readiness readiness_;
@@ -365,11 +369,10 @@ ServerImpl::ServerImpl(Configuration c)
       oip_methods_(
           shared_memory_, [this] { return readiness_.is_ready(); },
           [this](absl::string_view method) { return Observe(method); }, memory_->clock,
-          {.sequences = options_.cache.bytes == 0 ? nullptr : &caches_.sequences,
-           .repository = repository_.get()}),
-      native_methods_(environment_, shared_memory_, repository_.get(),
+          {.sequences = caches_.SequencesOrNull(), .repository = repository_.get()}),
+      native_methods_(environment_, shared_memory_, repository_.get(), caches_.StoreOrNull(),
                       [this](absl::string_view method) { return Observe(method); }),
-      cache_methods_(options_.cache.bytes == 0 ? nullptr : &caches_.store,
+      cache_methods_(caches_.StoreOrNull(),
                      [this](absl::string_view method) { return Observe(method); }),
       health_status_({oip::kServiceName, native::kServiceName, native::kCacheServiceName}),
       json_threads_(WireThreads(options_.compute.threads), memory_->clock),

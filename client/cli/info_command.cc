@@ -1,5 +1,6 @@
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,19 @@ std::string HumanTime(std::chrono::milliseconds time) {
   return absl::FormatDuration(absl::FromChrono(time));
 }
 
+void PrintCaches(const std::optional<client::CacheLimits>& caches) {
+  if (!caches) {
+    absl::PrintF("caches    none: the server runs without --kv_cache_bytes\n");
+    return;
+  }
+  const int64_t per_caller =
+      caches->max_bytes_per_caller > 0 ? caches->max_bytes_per_caller : caches->max_bytes;
+  absl::PrintF("caches    up to %s; %s in %d caches per caller\n", HumanBytes(caches->max_bytes),
+               HumanBytes(per_caller), caches->max_caches_per_caller);
+  absl::PrintF("leases    %s by default, %s at most\n", HumanTime(caches->default_lease),
+               HumanTime(caches->max_lease));
+}
+
 void Print(const client::ServerInfo& info, const std::string& address) {
   absl::PrintF("server    rapt-server %s at %s\n", info.version, address);
   for (const client::BackendInfo& backend : info.backends) {
@@ -52,6 +66,7 @@ void Print(const client::ServerInfo& info, const std::string& address) {
                HumanTime(limits.max_queue_delay));
   absl::PrintF("deadline  %s by default, %s at most\n", HumanTime(limits.default_deadline),
                HumanTime(limits.max_deadline));
+  PrintCaches(info.caches);
 }
 
 void WriteBackend(const client::BackendInfo& backend, JsonWriter& json) {
@@ -76,6 +91,14 @@ void WriteAdmission(const client::AdmissionLimits& limits, JsonWriter& json) {
   json.Key("max_deadline_ms").Integer(limits.max_deadline.count()).EndObject();
 }
 
+void WriteCaches(const client::CacheLimits& limits, JsonWriter& json) {
+  json.BeginObject().Key("max_bytes").Integer(limits.max_bytes);
+  json.Key("max_bytes_per_caller").Integer(limits.max_bytes_per_caller);
+  json.Key("max_caches_per_caller").Integer(limits.max_caches_per_caller);
+  json.Key("default_lease_ms").Integer(limits.default_lease.count());
+  json.Key("max_lease_ms").Integer(limits.max_lease.count()).EndObject();
+}
+
 void PrintJson(const client::ServerInfo& info, const std::string& address) {
   JsonWriter json;
   json.BeginObject().Key("address").String(address).Key("version").String(info.version);
@@ -88,6 +111,7 @@ void PrintJson(const client::ServerInfo& info, const std::string& address) {
   json.Key("max_message_bytes").Integer(info.max_message_bytes);
   json.Key("admission");
   WriteAdmission(info.admission, json);
+  if (info.caches) WriteCaches(*info.caches, json.Key("caches"));
   json.EndObject();
   std::puts(json.Take().c_str());
 }
@@ -99,7 +123,8 @@ ExitCode RunInfoCommand(CommandArguments arguments) {
   bool as_json = false;
   CommandLine line{
       .usage = "rapt info [flags]",
-      .summary = "Shows a server's version, backends, instruction sets, threads and limits.",
+      .summary =
+          "Shows a server's version, backends, instruction sets, threads, limits and caches.",
       .flags = flags.Table(),
       .examples = {"rapt info", "rapt info --address 127.0.0.1:8001 --json"}};
   line.flags.push_back({"json", "", "print the report as JSON", &as_json});

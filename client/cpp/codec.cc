@@ -341,6 +341,15 @@ AdmissionLimits Read(const v1::AdmissionLimits& limits) {
           .max_deadline = Milliseconds(limits.max_deadline_ms())};
 }
 
+CacheLimits Read(const v1::CacheLimits& limits) {
+  using Milliseconds = std::chrono::milliseconds;
+  return {.max_bytes = limits.max_bytes(),
+          .max_bytes_per_caller = limits.max_bytes_per_caller(),
+          .max_caches_per_caller = limits.max_caches_per_caller(),
+          .default_lease = Milliseconds(limits.default_lease_ms()),
+          .max_lease = Milliseconds(limits.max_lease_ms())};
+}
+
 }  // namespace
 
 absl::string_view NameOf(DType dtype) { return v1::DataType_Name(CodeOf<v1::DataType>(dtype, 1)); }
@@ -642,6 +651,7 @@ ServerInfo Decode(const v1::GetServerInfoResponse& response) {
   info.memory_reserved_bytes = response.memory_reserved_bytes();
   info.max_message_bytes = response.max_message_bytes();
   info.admission = Read(response.admission());
+  if (response.has_caches()) info.caches = Read(response.caches());
   return info;
 }
 

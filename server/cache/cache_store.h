@@ -140,7 +140,7 @@ class CacheStore {
   Instant Expire() { return directory_.Expire(); }
 
   int64_t caches() const { return directory_.size(); }
-  std::chrono::nanoseconds default_lease() const { return options_.default_lease; }
+  const Options& options() const { return options_; }
   const Arena& arena() const { return context_.arena; }
 
   // Returns a status that carries the reason, and counts it.

@@ -299,6 +299,7 @@ def test_server_info(server):
     status, info = ask(server, "/rapt/v1/server")
     assert status == 200
     assert info["version"] and info["computeThreads"] >= 1
+    assert info["caches"]["maxBytes"] == "67108864" and info["caches"]["defaultLeaseMs"] == "600000"
 
 
 def test_estimate_of_memory(server):

@@ -152,7 +152,7 @@ struct Service {
   SharedMemory shared_memory{{}};
   HealthStatus health{{oip::kServiceName, native::kServiceName}};
   oip::Methods oip_methods{shared_memory, [] { return true; }, Ignore, clock, {}};
-  native::Methods native_methods{environment, shared_memory, nullptr, Ignore};
+  native::Methods native_methods{environment, shared_memory, nullptr, nullptr, Ignore};
   UnaryMethods methods;
   StreamMethods streams;
   std::unique_ptr<Reflection> reflection;

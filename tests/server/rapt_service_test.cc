@@ -1276,6 +1276,19 @@ TEST(RaptServiceInfoTest, ReturnsAdmissionLimits) {
   EXPECT_EQ(limits.max_deadline_ms(), 17'000);
 }
 
+TEST(RaptServiceInfoTest, ReturnsTheLimitsOfCachesIfThereAreAny) {
+  const ServerProcess server({"--kv_cache_bytes=33554432", "--kv_max_bytes_per_caller=2000000",
+                              "--kv_max_caches_per_caller=18", "--kv_default_lease=19s",
+                              "--kv_max_lease=20m"});
+  const v1::CacheLimits limits = InfoOf(server).caches();
+  EXPECT_EQ(limits.max_bytes(), 33554432);
+  EXPECT_EQ(limits.max_bytes_per_caller(), 2000000);
+  EXPECT_EQ(limits.max_caches_per_caller(), 18);
+  EXPECT_EQ(limits.default_lease_ms(), 19'000);
+  EXPECT_EQ(limits.max_lease_ms(), 20 * 60'000);
+  EXPECT_FALSE(InfoOf(ServerProcess({"--threads=1"})).has_caches());
+}
+
 TEST(RaptServiceInfoTest, ReturnsTheInstructionSetInUse) {
   const ServerProcess server({"--isa=portable", "--threads=3", "--max_message_bytes=800000",
                               "--memory_budget_bytes=2000000", "--backend=cpu"});

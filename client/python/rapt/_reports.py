@@ -156,6 +156,15 @@ class AdmissionLimits:
 
 
 @dataclass(frozen=True)
+class CacheLimits:
+    max_bytes: int = 0  # of all caches
+    max_bytes_per_caller: int = 0  # 0: max_bytes
+    max_caches_per_caller: int = 0
+    default_lease_ms: int = 0
+    max_lease_ms: int = 0
+
+
+@dataclass(frozen=True)
 class ServerInfo:
     version: str = ""
     backends: list[BackendInfo] = field(default_factory=list)
@@ -166,6 +175,7 @@ class ServerInfo:
     memory_reserved_bytes: int = 0
     max_message_bytes: int = 0
     admission: AdmissionLimits = AdmissionLimits()
+    caches: CacheLimits | None = None  # None: the server keeps none, or is older than this field
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ absl::Status CheckModelOrAll(const std::string& name, const std::string& version
 
 Residence ResidenceOf(const cache::Sequences* sequences, const ModelRepository* repository) {
   Residence residence{.repository = repository};
-  if (sequences != nullptr) residence.sequence_lease = sequences->store().default_lease();
+  if (sequences != nullptr) residence.sequence_lease = sequences->store().options().default_lease;
   return residence;
 }
 

@@ -123,16 +123,27 @@ void DescribeAdmission(const CallEnvironment& call, v1::AdmissionLimits& limits)
   limits.set_max_deadline_ms(Milliseconds(call.limits.max_deadline));
 }
 
+void DescribeCaches(const cache::CacheStore& store, v1::CacheLimits& limits) {
+  const cache::CacheStore::Options& options = store.options();
+  limits.set_max_bytes(store.arena().capacity_bytes());
+  limits.set_max_bytes_per_caller(options.max_bytes_per_caller);
+  limits.set_max_caches_per_caller(options.max_caches_per_caller);
+  limits.set_default_lease_ms(Milliseconds(options.default_lease));
+  limits.set_max_lease_ms(Milliseconds(options.max_lease));
+}
+
 std::string NameOf(absl::string_view method) { return absl::StrCat(kServiceName, "/", method); }
 std::string PathOf(absl::string_view method) { return absl::StrCat("/", NameOf(method)); }
 
 }  // namespace
 
 Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_memory,
-                 const ModelRepository* repository, const CallObserverFactory& observe)
+                 const ModelRepository* repository, const cache::CacheStore* caches,
+                 const CallObserverFactory& observe)
     : environment_(environment),
       shared_memory_(shared_memory),
       repository_(repository),
+      caches_(caches),
       observe_attend_(observe(NameOf("Attend"))),
       observe_attend_backward_(observe(NameOf("AttendBackward"))),
       observe_attend_stream_(observe(NameOf("AttendStream"))),
@@ -189,6 +200,7 @@ absl::Status Methods::Respond(const v1::GetServerInfoRequest&,
   response.set_memory_reserved_bytes(engine.gate().reserved_bytes());
   response.set_max_message_bytes(environment_.limits.max_message_bytes);
   DescribeAdmission(environment_, *response.mutable_admission());
+  if (caches_ != nullptr) DescribeCaches(*caches_, *response.mutable_caches());
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "proto/rapt/v1/attention.pb.h"
+#include "server/cache/cache_store.h"
 #include "server/calls/call.h"
 #include "server/calls/call_observer.h"
 #include "server/models/model_repository.h"
@@ -19,9 +20,10 @@ inline constexpr char kServiceName[] = "rapt.v1.AttentionService";
 // Thread-safe. REQUIRES: everything borrowed outlives it.
 class Methods {
  public:
-  // Null `repository`: the server has no layers.
+  // Null `repository`: the server has no layers. Null `caches`: it keeps none.
   Methods(const CallEnvironment& environment, const SharedMemory& shared_memory,
-          const ModelRepository* repository, const CallObserverFactory& observe);
+          const ModelRepository* repository, const cache::CacheStore* caches,
+          const CallObserverFactory& observe);
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
@@ -41,6 +43,7 @@ class Methods {
   const CallEnvironment& environment_;
   const SharedMemory& shared_memory_;
   const ModelRepository* const repository_;
+  const cache::CacheStore* const caches_;
   const CallObserver observe_attend_, observe_attend_backward_, observe_attend_stream_,
       observe_linear_attend_, observe_linear_attend_stream_, observe_diagnose_,
       observe_estimate_memory_, observe_get_server_info_;

@@ -1235,6 +1235,20 @@ def test_info_shows_the_limits(rapt):
     assert "deadline  1m by default, 1h at most\n" in shown
 
 
+def test_info_tells_whether_the_server_keeps_caches(rapt):
+    assert json.loads(rapt("info", "--json").stdout)["caches"] == {
+        "max_bytes": 67108864, "max_bytes_per_caller": 0, "max_caches_per_caller": 65536,
+        "default_lease_ms": 600_000, "max_lease_ms": 86_400_000,
+    }  # fmt: skip
+    shown = rapt("info").stdout
+    assert "caches    up to 64 MiB; 64 MiB in 65536 caches per caller\n" in shown
+    assert "leases    10m by default, 24h at most\n" in shown
+    with RaptServer() as other:
+        at = ("--address", other.grpc_address)
+        assert "caches" not in json.loads(rapt("info", "--json", *at).stdout)
+        assert "caches    none: the server runs without --kv_cache_bytes\n" in rapt("info", *at).stdout
+
+
 def test_health_of_server_and_service(rapt, server):
     assert rapt("health").stdout == "SERVING\n"
     report = json.loads(rapt("health", "--json").stdout)

@@ -541,7 +541,18 @@ TEST(CodecTest, ConvertsMemoryEstimatesAndServerInfo) {
         max_open_calls: 1 max_calls_per_caller: 2 max_compute_bytes: 3 max_queued_requests: 4
         max_queue_delay_ms: 5 min_receive_bytes_per_second: 6 default_deadline_ms: 7
         max_deadline_ms: 8
+      }
+      caches {
+        max_bytes: 9 max_bytes_per_caller: 10 max_caches_per_caller: 11 default_lease_ms: 12
+        max_lease_ms: 13
       })"));
+  ASSERT_TRUE(info.caches);
+  EXPECT_EQ(info.caches->max_bytes, 9);
+  EXPECT_EQ(info.caches->max_bytes_per_caller, 10);
+  EXPECT_EQ(info.caches->max_caches_per_caller, 11);
+  EXPECT_EQ(info.caches->default_lease.count(), 12);
+  EXPECT_EQ(info.caches->max_lease.count(), 13);
+  EXPECT_FALSE(Decode(v1::GetServerInfoResponse()).caches);
   EXPECT_EQ(info.admission.max_open_calls, 1);
   EXPECT_EQ(info.admission.max_calls_per_caller, 2);
   EXPECT_EQ(info.admission.max_compute_bytes, 3);

@@ -62,6 +62,7 @@ def test_fields_are_those_of_the_proto(name):
         (_reports.BackendInfo, "BackendInfo", set()),
         (_reports.InstructionSetInfo, "InstructionSetInfo", set()),
         (_reports.AdmissionLimits, "AdmissionLimits", set()),
+        (_reports.CacheLimits, "CacheLimits", set()),
         (_reports.LayerShape, "LayerShape", set()),
         (_reports.CacheInfo, "Cache", set()),
     ),

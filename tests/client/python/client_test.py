@@ -405,6 +405,7 @@ def test_what_a_server_says_of_itself(client):
     assert info.version == rapt.__version__ and info.max_message_bytes == 67108864 and info.compute_threads >= 1
     assert any(backend.name == "cpu" and backend.available for backend in info.backends)
     assert info.admission.max_open_calls > 0
+    assert info.caches is not None and info.caches.max_bytes == 268435456 and info.caches.default_lease_ms == 600_000
 
 
 def test_readiness():
@@ -700,6 +701,7 @@ def test_a_server_without_caches():
     with RaptServer() as running, rapt.Client(f"http://{running.http_address}") as client:
         with pytest.raises(NotImplementedError, match="--kv_cache_bytes"):
             client.create_cache(rapt.LayerShape(2, 8))
+        assert client.info().caches is None
 
 
 def test_caches_of_asyncio(server):

@@ -192,6 +192,15 @@ struct AdmissionLimits {
   std::chrono::milliseconds max_deadline{0};      // longer deadlines are shortened to it
 };
 
+// Limits of caches.
+struct CacheLimits {
+  int64_t max_bytes = 0;             // of all caches
+  int64_t max_bytes_per_caller = 0;  // 0: max_bytes
+  int64_t max_caches_per_caller = 0;
+  std::chrono::milliseconds default_lease{0};  // after the last call, if the maker does not say
+  std::chrono::milliseconds max_lease{0};      // longer leases are shortened to it
+};
+
 struct ServerInfo {
   std::string version;
   std::vector<BackendInfo> backends;  // in the order in which auto tries them
@@ -202,6 +211,7 @@ struct ServerInfo {
   int64_t memory_reserved_bytes = 0;
   int64_t max_message_bytes = 0;
   AdmissionLimits admission;
+  std::optional<CacheLimits> caches;  // nullopt: the server keeps none, or is older than this field
 };
 
 enum class HealthStatus : uint8_t { kUnknown, kServing, kNotServing };
