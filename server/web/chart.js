@@ -6,14 +6,15 @@ const WIDTH = 640, HEIGHT = 320, LEFT = 108, RIGHT = 16, TOP = 14, BOTTOM = 56;
 const COLOURS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#858585'];
 const DASHED_FROM = 3;
 
-/** A scale from numbers to pixels, linear or logarithmic, and its ticks. */
-function scaleOf(values, from, to, isLog) {
+/** A scale from numbers to pixels, linear or logarithmic, and its ticks. `endsAtTicks`: a linear one has a tick at both ends. */
+function scaleOf(values, from, to, isLog, endsAtTicks = false) {
   let low = Math.min(...values), high = Math.max(...values);
   if (low === high) [low, high] = isLog ? [low / 2, high * 2] : [Math.min(low, 0), Math.max(high, low + 1)];
+  const step = stepOf(low, high, values.every(Number.isInteger) ? 1 : 0);
+  if (endsAtTicks && !isLog) [low, high] = [Math.floor(low / step) * step, Math.ceil(high / step) * step];
   const move = isLog ? Math.log2 : (x) => x;
   const place = (x) => from + ((move(x) - move(low)) / (move(high) - move(low))) * (to - from);
-  const least = values.every(Number.isInteger) ? 1 : 0;
-  return {place, ticks: isLog ? logTicks(low, high) : linearTicks(low, high, least)};
+  return {place, ticks: isLog ? logTicks(low, high) : linearTicks(low, high, step)};
 }
 
 function logTicks(low, high) {
@@ -23,9 +24,13 @@ function logTicks(low, high) {
   return ticks;
 }
 
-function linearTicks(low, high, leastStep) {
-  const rough = Math.max((high - low) / 5, leastStep), magnitude = 10 ** Math.floor(Math.log10(rough));
-  const step = magnitude * [1, 2, 5, 10].find((factor) => factor * magnitude >= rough);
+/** Between linear ticks. */
+function stepOf(low, high, least) {
+  const rough = Math.max((high - low) / 5, least), magnitude = 10 ** Math.floor(Math.log10(rough));
+  return magnitude * [1, 2, 5, 10].find((factor) => factor * magnitude >= rough);
+}
+
+function linearTicks(low, high, step) {
   const ticks = [];
   for (let tick = Math.ceil(low / step) * step; tick <= high + step / 1e6; tick += step) ticks.push(Number(tick.toPrecision(12)));
   return ticks;
@@ -40,7 +45,7 @@ function linearTicks(low, high, leastStep) {
 export function lineChart({title, x, xs, series, isLog = false, showX = String, showY = String}) {
   const ys = series.flatMap(({values}) => values).filter((y) => Number.isFinite(y) && (!isLog || y > 0));
   if (ys.length === 0) return el('p', {className: 'quiet'}, `${title}: nothing to show.`);
-  const across = scaleOf(xs, LEFT, WIDTH - RIGHT, isLog), up = scaleOf(ys, HEIGHT - BOTTOM, TOP, isLog);
+  const across = scaleOf(xs, LEFT, WIDTH - RIGHT, isLog), up = scaleOf(ys, HEIGHT - BOTTOM, TOP, isLog, true);
   const picture = svg('svg', {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: 'chart', role: 'img', 'aria-label': `${title}; the table below has the numbers`});
   for (const tick of up.ticks) {
     const y = up.place(tick);
@@ -59,8 +64,8 @@ export function lineChart({title, x, xs, series, isLog = false, showX = String, 
     picture.append(line);
   }
   const symbols = el('div', {className: 'symbols'}, ...coloured.map(({name, colour}) => {
-    const mark = el('i');
-    mark.style.background = COLOURS[colour % COLOURS.length];
+    const mark = el('i', {className: colour >= DASHED_FROM ? 'dashed' : ''});
+    mark.style.borderColor = COLOURS[colour % COLOURS.length];
     return el('span', {}, mark, name);
   }));
   const rows = xs.map((at, n) => [showX(at), ...series.map(({values}) => (Number.isFinite(values[n]) ? showY(values[n]) : '–'))]);

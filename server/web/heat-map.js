@@ -1,6 +1,9 @@
-// <rapt-heat-map>: a matrix on a canvas, under a grid of cells that the keyboard walks and a screen reader reads.
-import {largestOf, numberIn, paint, SIZE_OF_NUMBERS} from './matrix.js';
-import {el, longestOf, phrase, show, table} from './text.js';
+// <rapt-heat-map>: a matrix on a canvas, under a grid of cells that the keyboard walks and a screen reader reads. The cells have
+// labels and no text: Orca reads the text instead of the label if there is one.
+import {colourOf, css} from './colours.js';
+import {paint} from './matrix.js';
+import {mostOf} from './reading.js';
+import {brief, el, longestOf, remOf, show, table} from './text.js';
 
 const MOST_CELLS = 1600;  // of a larger matrix, the grid has only the cell that has the focus
 const LABELS_FROM = 11;   // pixels of a label; where cells are smaller, some have none
@@ -12,10 +15,8 @@ const LETTER_REM = 0.57;      // the width of a letter, about
 const LABEL_REM = 8, LABEL_SHARE = 0.25;  // the most of a label, and of the width
 const LARGEST_REM = 4.5;
 const SMALLEST_FOR_KEYS = 8;
-const DECIMALS = 3;
+const LEGEND_STEPS = 10;
 const MOVES = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
-
-const remOf = () => parseFloat(getComputedStyle(document.documentElement).fontSize);
 
 /**
  * Events: `choose` {row, column} when a cell gets the focus or the pointer's press; `paintcell` {row, column} for Space
@@ -46,12 +47,13 @@ export class HeatMap extends HTMLElement {
   #marker = el('div', {className: 'row-marker', 'aria-hidden': 'true'});
   #readout = el('p', {className: 'readout'});
   #plot = el('div', {className: 'plot'});
+  #legend = el('div', {className: 'legend', 'aria-hidden': 'true'});
   #table = el('div', {className: 'scroll', tabIndex: 0, role: 'region', hidden: true});
 
   connectedCallback() {
     if (this.#plot.isConnected) return;
     this.#plot.append(this.#columnLabels, this.#rowLabels, el('div', {className: 'matrix'}, this.#canvas, this.#marker, this.#grid));
-    this.append(this.#readout, this.#plot, this.#table);
+    this.append(this.#readout, this.#plot, this.#legend, this.#table);
     this.#grid.addEventListener('keydown', (event) => this.#onKey(event));
     this.#grid.addEventListener('pointermove', (event) => this.#onPointer(event, event.buttons === 1));
     this.#grid.addEventListener('pointerdown', (event) => this.#onPress(event));
@@ -67,9 +69,10 @@ export class HeatMap extends HTMLElement {
 
   /**
    * @param {import('./matrix.js').Matrix} matrix
-   * @param {{name: string, verb?: string, isTable?: boolean}} options `verb`: "the" VERB "cat" 0.31
+   * @param {{name: string, verb?: string, ends?: string[], isTable?: boolean}} options `verb`: "the" VERB "cat" 0.31; `ends`: what
+   *   the ends of the scale mean
    */
-  show(matrix, {name, verb = ATTENDS, isTable = false}) {
+  show(matrix, {name, verb = ATTENDS, ends = ['', ''], isTable = false}) {
     this.#matrix = matrix;
     this.#cell = 0;  // drawn again, now or once there is room
     this.#isTable = isTable;
@@ -79,7 +82,8 @@ export class HeatMap extends HTMLElement {
     this.#table.setAttribute('aria-label', `${name}, as a table`);
     this.#row = Math.min(this.#row, matrix.rows - 1);
     this.#column = Math.min(this.#column, matrix.columns - 1);
-    this.#plot.hidden = isTable;
+    this.#plot.hidden = this.#legend.hidden = isTable;
+    this.#showLegend(ends);
     this.#marker.hidden = matrix.rows === 1;
     this.#table.hidden = !isTable;
     if (isTable) this.#showTable();
@@ -110,7 +114,7 @@ export class HeatMap extends HTMLElement {
     const {columns, values, hidden, rowLabels, columnLabels} = this.#matrix;
     const at = row * columns + column;
     const isHidden = hidden?.[at] ? 'masked, ' : '';
-    return [rowLabels[row], this.#verb, columnLabels[column], `${isHidden}${show(values[at], DECIMALS)}`];
+    return [rowLabels[row], this.#verb, columnLabels[column], `${isHidden}${show(values[at])}`];
   }
 
   #textOf(row, column) {
@@ -120,15 +124,21 @@ export class HeatMap extends HTMLElement {
 
   #say(row, column) {
     const [query, verb, key, value] = this.#describe(row, column);
-    this.#readout.replaceChildren(...phrase`${query} ${verb} ${key}: ${value}`);
+    this.#readout.replaceChildren(el('bdi', {}, query), ` ${verb} `, el('bdi', {}, key), `: ${value}`);
   }
 
   /** Until a cell is pointed at: the largest weight of the row, if these are weights. */
   #sayMost() {
-    const {rowLabels, columnLabels} = this.#matrix;
-    const {at, weight} = largestOf(this.#matrix, this.#row);
-    if (this.#verb !== ATTENDS || !(weight > 0)) return this.#readout.replaceChildren();
-    this.#readout.replaceChildren(...phrase`“${rowLabels[this.#row]}” attends most to “${columnLabels[at]}” (${show(weight, DECIMALS)})`);
+    this.#readout.replaceChildren(...(this.#verb === ATTENDS ? mostOf(this.#matrix, this.#row) : []));
+  }
+
+  #showLegend([lowMeans, highMeans]) {
+    const {range, hidden} = this.#matrix, {low, high} = range;
+    const scale = el('i');
+    const stops = Array.from({length: LEGEND_STEPS + 1}, (_, n) => css(colourOf(low + ((high - low) * n) / LEGEND_STEPS, range)));
+    scale.style.backgroundImage = `linear-gradient(to right, ${stops.join()})`;
+    this.#legend.replaceChildren(el('span', {}, `${lowMeans} ${brief(low)}`.trim()), scale, el('span', {}, `${brief(high)} ${highMeans}`.trim()),
+      ...(hidden ? [el('span', {className: 'masked'}, 'masked')] : []));
   }
 
   // --- Layout ---
@@ -181,7 +191,6 @@ export class HeatMap extends HTMLElement {
     this.#grid.style.gridTemplateColumns = isWhole ? `repeat(${columns}, ${cell}px)` : '';
     this.#grid.style.gridAutoRows = isWhole ? `${cell}px` : '';
     this.#grid.classList.toggle('whole', isWhole);
-    this.#grid.style.fontSize = `min(0.8rem, ${SIZE_OF_NUMBERS * cell}px)`;
     const range = (count, first) => Array.from({length: isWhole ? count : 1}, (_, n) => (isWhole ? n : first));
     this.#grid.replaceChildren(...range(rows, this.#row).map((row) =>
       el('div', {role: 'row', 'aria-rowindex': row + 1}, ...range(columns, this.#column).map((column) => this.#makeCell(row, column)))));
@@ -189,12 +198,10 @@ export class HeatMap extends HTMLElement {
   }
 
   #makeCell(row, column) {
-    const {text, ink} = numberIn(this.#matrix, row * this.#matrix.columns + column, this.#cell);
     const isCurrent = row === this.#row && column === this.#column;
     const cell = el('div', {
       role: 'gridcell', tabIndex: isCurrent ? 0 : -1, 'aria-colindex': column + 1, 'aria-label': this.#textOf(row, column),
-    }, text);
-    cell.style.color = ink;
+    });
     if (!this.#grid.classList.contains('whole')) this.#place(cell, row, column);
     return cell;
   }
@@ -225,7 +232,7 @@ export class HeatMap extends HTMLElement {
     this.#table.replaceChildren(table(isWhole ? this.#name : `${this.#name}: the chosen row of ${rows}`, ['', ...columnLabels], shown.map((row) =>
       [rowLabels[row], ...columnLabels.map((_, column) => {
         const at = row * columns + column;
-        return hidden?.[at] ? el('span', {role: 'img', 'aria-label': 'masked'}, '–') : show(values[at], DECIMALS);
+        return hidden?.[at] ? el('span', {role: 'img', 'aria-label': 'masked'}, '–') : show(values[at]);
       })])));
   }
 

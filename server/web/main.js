@@ -4,11 +4,11 @@ import './heads.js';
 import './words.js';
 import {attendAndShowMask, callOf, hiddenCells} from './call.js';
 import {pythonOf} from './code.js';
-import {colourOf, css, rangeOf} from './colours.js';
 import {readFiles, writeNpy} from './files.js';
 import {attendInLayer, describeLayer, layerCallOf, listLayers} from './layers.js';
 import {matrixOfWeights, pngOf, svgOf} from './matrix.js';
-import {ask, askForTokenAgain, onTokenNeeded} from './server.js';
+import {changeOf, mostOf} from './reading.js';
+import {askForTokenAgain, describeServer, onTokenNeeded} from './server.js';
 import {sourceOfArrays, sourceOfLayer, sourceOfNumbers, sourceOfSentence} from './sources.js';
 import {DEFAULTS, formatState, parseState} from './state.js';
 import {el} from './text.js';
@@ -86,11 +86,14 @@ async function refresh() {
       $('.stage').classList.add('blank');
       return report();
     }
-    const result = await compute(source, state, signal);
+    const controls = state;
+    const result = await compute(source, controls, signal);
     signal.throwIfAborted();
-    shown = {source, ...result};
+    shown = {source, controls, ...result};
     report();
     await render();
+    signal.throwIfAborted();
+    $('#heard').replaceChildren(...mostOf(map.matrix, clamped(state.row, map.matrix.rows)), ' ', $('#change').textContent);
   } catch (error) {
     if (signal.aborted) return;
     clear();
@@ -130,6 +133,8 @@ function setPainting() {
 /** Hides what the controls no longer describe. */
 function clear() {
   shown = null;
+  $('#heard').textContent = '';
+  $('#change').textContent = '';
   setPainting();
   $('#note').textContent = '';
   showWhetherShown();
@@ -156,7 +161,32 @@ function render() {
   words.show(matrix, clamped(state.row, rows));
   map.mark(clamped(state.row, rows));
   for (const field of forms[1].elements) if (field.name) field.disabled = !shown.call && !(shown.layerCall && OF_A_LAYER.includes(field.name));
-  return showView();
+  return Promise.all([showChange(), showView()]);
+}
+
+/** The answers without and with the causal mask: one of them is shown, the other is asked once. */
+async function withoutAndWithCausal(answer) {
+  const {source, controls} = answer;
+  answer.other ??= compute(source, {...controls, causal: !controls.causal}, running.signal).catch((error) => {
+    answer.other = null;
+    throw error;
+  });
+  const other = await answer.other;
+  return controls.causal ? [other, answer] : [answer, other];
+}
+
+/** Beside Causal, what it changes for the chosen word. */
+async function showChange() {
+  const answer = shown;
+  const isCausal = answer?.controls.causal && Boolean(answer.call ?? answer.layerCall);
+  try {
+    const answers = isCausal ? await withoutAndWithCausal(answer) : [];
+    if (answer !== shown) return;
+    const [before, after] = answers.map((one) => matrixOfWeights({...one, source: answer.source}, 0, clamped(state.head, answer.weights.shape[1])));
+    $('#change').replaceChildren(...(isCausal ? changeOf(before, after, clamped(state.row, after.rows)) : []));
+  } catch (error) {
+    if (error.name !== 'AbortError') fail(error);
+  }
 }
 
 const currentView = () => (Object.hasOwn(VIEWS, state.view) ? state.view : DEFAULTS.view);
@@ -192,7 +222,7 @@ async function showView() {
     const [layers, count, rows] = shown?.weights.shape ?? [1, 1, 1];
     await view.update({
       ...shown, state, matrixOf, signal, layersOfServer,
-      compute: (patch) => compute(shown.source, {...state, ...patch}, signal),
+      withoutAndWithCausal: () => withoutAndWithCausal(shown),
       layer: clamped(state.layer, layers), head: clamped(state.head, count), row: clamped(state.row, rows),
     });
   } catch (error) {
@@ -241,6 +271,7 @@ function chooseRow(row) {
   change({row}, {needsServer: false});
   map.mark(row);
   words.show(matrixOf(clamped(state.layer, shown.weights.shape[0]), clamped(state.head, shown.weights.shape[1])), row);
+  showChange();
   showView();
 }
 
@@ -253,6 +284,7 @@ function fillControls(typedIn = document.activeElement) {
     if (field.type === 'checkbox') field.checked = state[field.name];
     else if (field.type === 'radio') field.checked = field.value === state[field.name];
     else field.value = state[field.name];
+    sayPlaceholder(field);
     field.removeAttribute('aria-invalid');
   }
   for (const part of document.querySelectorAll('[data-source]')) part.hidden = part.dataset.source !== state.source;
@@ -277,6 +309,13 @@ function fillControls(typedIn = document.activeElement) {
   }
 }
 
+/** An empty field of a number is not 0 for a screen reader. */
+function sayPlaceholder(field) {
+  if (field.type !== 'number') return;
+  if (field.value === '' && field.placeholder) field.setAttribute('aria-valuetext', field.placeholder);
+  else field.removeAttribute('aria-valuetext');
+}
+
 /** A number that the field can't have counts as none. */
 function valueOf(field) {
   if (field.type === 'checkbox') return field.checked;
@@ -297,6 +336,7 @@ function onControl({target: field}) {
   if (!Object.hasOwn(DEFAULTS, field.name)) return;
   if (['s', 's2', 'n'].includes(field.name)) return;  // by Enter or the button
   if (field.name === 'model') return chooseLayer(field.value);
+  sayPlaceholder(field);
   let message = complaintOf(field);
   if (message) field.setAttribute('aria-invalid', 'true');
   else field.removeAttribute('aria-invalid');
@@ -499,14 +539,6 @@ function bindSaving() {
 
 // --- The start -----------------------------------------------------------------------------------
 
-function drawScale() {
-  const context = $('#scale').getContext('2d');
-  for (let x = 0; x < 120; ++x) {
-    context.fillStyle = css(colourOf(x / 119, rangeOf([], true)));
-    context.fillRect(x, 0, 1, 10);
-  }
-}
-
 function askForToken() {
   const dialog = $('#token');
   return new Promise((resolve) => {
@@ -519,7 +551,7 @@ function askForToken() {
 }
 
 async function showServer() {
-  const {version, backends} = await ask('rapt/v1/server');
+  const {version, backends} = await describeServer();
   const sets = backends.flatMap((backend) => backend.instructionSets.filter((set) => set.inUse).map((set) => set.name));
   $('#server').textContent = ['rapt', version, ...sets].join(' ');
 }
@@ -547,7 +579,6 @@ bindControls();
 bindExamples();
 bindSaving();
 openSettings();
-drawScale();
 fillControls();
 await refresh();
 Promise.all([showServer(), showLayers()]).catch(fail);

@@ -1,7 +1,7 @@
 // Draws matrices on canvases, and heat maps as pictures.
 import {colourOf, css, inkOn, MASKED, maskedNow, pixelOf, pixelOfRgb, rangeOf} from './colours.js';
 import {headOf} from './tensor.js';
-import {show, svg} from './text.js';
+import {remOf, show, svg} from './text.js';
 
 /**
  * @typedef {Object} Matrix
@@ -30,22 +30,13 @@ export function matrixOfWeights({weights, hidden, source, keyLabels = source.key
   };
 }
 
-/** The column and the value of the largest number in a row. */
-export function largestOf({columns, values}, row) {
-  let at = 0;
-  for (let column = 1; column < columns; ++column) {
-    if (values[row * columns + column] > values[row * columns + at]) at = column;
-  }
-  return {at, weight: values[row * columns + at]};
-}
-
 const GAP_FROM = 12;  // pixels of a cell
 const HATCH_FROM = 5;
 const NUMBERS_FROM = 34;
-const MOST_CHARACTERS = 5;  // of a number that fits
-
-/** The font's size in a cell, as a share of the cell. */
-export const SIZE_OF_NUMBERS = 0.3;
+const MOST_OF_CELL = 0.92;      // of the width, for a number
+const SIZE_OF_NUMBERS = 0.28;   // the font's, as a share of the cell
+const LARGEST_NUMBERS = 13;     // pixels
+const LARGEST_REM = 0.85;
 
 /** One pixel for each element. */
 function pixelsOf({rows, columns, values, hidden, range}, masked) {
@@ -69,8 +60,11 @@ function hatching(context, masked) {
   return context.createPattern(tile, 'repeat');
 }
 
-/** Fills a context with the matrix. @param {number} cell the pixels of an element @param masked the colours of what is hidden */
-function drawMatrix(context, matrix, cell, masked) {
+/**
+ * Fills a context with the matrix. @param {number} cell the pixels of an element @param masked the colours of what is hidden
+ * @param {number} largest the most pixels of the font of numbers
+ */
+function drawMatrix(context, matrix, cell, masked, largest) {
   const {rows, columns, hidden} = matrix;
   const width = columns * cell, height = rows * cell;
   context.imageSmoothingEnabled = cell < 1;
@@ -84,6 +78,27 @@ function drawMatrix(context, matrix, cell, masked) {
   if (cell < GAP_FROM) return;
   for (let column = 1; column < columns; ++column) context.clearRect(column * cell - 0.5, 0, 1, height);
   for (let row = 1; row < rows; ++row) context.clearRect(0, row * cell - 0.5, width, 1);
+  if (cell >= NUMBERS_FROM) drawNumbers(context, matrix, cell, largest);
+}
+
+function drawNumbers(context, matrix, cell, largest) {
+  context.font = fontOf(Math.min(largest, SIZE_OF_NUMBERS * cell));
+  context.textAlign = 'center';
+  context.textBaseline = 'middle';
+  numbersOf(matrix, cell, context).forEach((text, at) => {
+    context.fillStyle = inkOn(colourOf(matrix.values[at], matrix.range));
+    context.fillText(text, ((at % matrix.columns) + 0.5) * cell, (Math.floor(at / matrix.columns) + 0.5) * cell);
+  });
+}
+
+const fontOf = (size) => `${size}px system-ui, sans-serif`;
+
+/** The numbers of all cells, with a decimal less if three don't fit into each; '' where none fits, and where it is masked. */
+function numbersOf({values, hidden}, cell, context) {
+  const fits = (text) => context.measureText(text).width <= MOST_OF_CELL * cell;
+  const textsOf = (decimals) => Array.from(values, (value, at) => (hidden?.[at] ? '' : show(value, decimals)));
+  const texts = textsOf(3), longest = texts.reduce((a, b) => (b.length > a.length ? b : a), '');
+  return fits(longest) ? texts : textsOf(2).map((text) => (fits(text) ? text : ''));
 }
 
 /** Makes the canvas show the matrix in cells of this many CSS pixels. */
@@ -96,15 +111,7 @@ export function paint(canvas, matrix, cell) {
   canvas.style.height = `${height}px`;
   const context = canvas.getContext('2d');
   context.scale(canvas.width / width, canvas.height / height);
-  drawMatrix(context, matrix, cell, maskedNow());
-}
-
-/** How a cell's value is written, or '' where the cell is too small. */
-export function numberIn(matrix, at, cell) {
-  if (cell < NUMBERS_FROM) return {text: '', ink: ''};
-  if (matrix.hidden?.[at]) return {text: '', ink: ''};
-  const text = show(matrix.values[at]);
-  return {text: text.length > MOST_CHARACTERS ? '' : text, ink: inkOn(colourOf(matrix.values[at], matrix.range))};
+  drawMatrix(context, matrix, cell, maskedNow(), LARGEST_REM * remOf());
 }
 
 // --- Pictures ------------------------------------------------------------------------------------
@@ -119,7 +126,7 @@ export async function pngOf(matrix) {
   const canvas = new OffscreenCanvas(room + columns * cell, room + rows * cell);
   const context = canvas.getContext('2d');
   context.translate(room, room);
-  drawMatrix(context, matrix, cell, MASKED.light);
+  drawMatrix(context, matrix, cell, MASKED.light, LARGEST_NUMBERS);
   context.globalCompositeOperation = 'destination-over';
   context.fillStyle = '#fff';
   context.fillRect(-room, -room, canvas.width, canvas.height);
@@ -139,13 +146,6 @@ export async function pngOf(matrix) {
       context.restore();
     });
   }
-  context.textAlign = 'center';
-  for (let at = 0; at < rows * columns; ++at) {
-    const {text, ink} = numberIn(matrix, at, cell);
-    if (!text) continue;
-    context.fillStyle = ink;
-    context.fillText(text, ((at % columns) + 0.5) * cell, (Math.floor(at / columns) + 0.5) * cell);
-  }
   return canvas.convertToBlob({type: 'image/png'});
 }
 
@@ -155,6 +155,9 @@ export function svgOf(matrix) {
   if (rows * columns > MOST_SVG_CELLS) throw new RangeError(`The matrix has ${rows} × ${columns} cells; an SVG has at most ${MOST_SVG_CELLS}. Save a PNG.`);
   const cell = PICTURE_CELL, width = LABEL_ROOM + columns * cell, height = LABEL_ROOM + rows * cell;
   const picture = svg('svg', {viewBox: `0 0 ${width} ${height}`, width, height, 'font-family': 'sans-serif', 'font-size': 13});
+  const size = SIZE_OF_NUMBERS * cell, measure = new OffscreenCanvas(1, 1).getContext('2d');
+  measure.font = fontOf(size);
+  const numbers = numbersOf(matrix, cell, measure);
   picture.append(svg('rect', {width, height, fill: '#fff'}));
   rowLabels.forEach((label, row) => picture.append(
     svg('text', {x: LABEL_ROOM - 8, y: LABEL_ROOM + (row + 0.5) * cell + 4, 'text-anchor': 'end'}, label)));
@@ -166,8 +169,8 @@ export function svgOf(matrix) {
     const x = LABEL_ROOM + (at % columns) * cell, y = LABEL_ROOM + Math.floor(at / columns) * cell;
     const rgb = hidden?.[at] ? MASKED.light.ground : colourOf(values[at], range);
     picture.append(svg('rect', {x, y, width: cell - 1, height: cell - 1, fill: css(rgb)}));
-    const text = hidden?.[at] ? '–' : show(values[at]);
-    picture.append(svg('text', {x: x + cell / 2, y: y + cell / 2 + 4, 'text-anchor': 'middle', fill: inkOn(rgb)}, text));
+    const text = hidden?.[at] ? '–' : numbers[at];
+    picture.append(svg('text', {x: x + cell / 2, y: y + cell / 2 + 4, 'text-anchor': 'middle', 'font-size': size, fill: inkOn(rgb)}, text));
   }
   return new Blob([new XMLSerializer().serializeToString(picture)], {type: 'image/svg+xml'});
 }

@@ -59,6 +59,17 @@ async function send(path, init = {}) {
   throw new ServerError(message || `The server answered ${response.status}.`, response.status);
 }
 
+let described = null;
+
+/** What describeServer() told last, or null. */
+export const knownServer = () => described;
+
+/** GetServerInfo: version, memory, limits; without `caches` the server keeps none. */
+export async function describeServer(signal) {
+  described = await ask('rapt/v1/server', undefined, signal);
+  return described;
+}
+
 /** GET, or with a message POST, of JSON. */
 export async function ask(path, message, signal) {
   const init = message && {method: 'POST', body: JSON.stringify(message), headers: {'Content-Type': 'application/json'}};

@@ -1,12 +1,15 @@
 // Numbers and elements as text and DOM.
 
-/** Returns a value as labels show it: two decimals, or more digits of a small one. */
-export function show(value, decimals = 2) {
+/** Returns a value as the page and the copied Python show it: three decimals. */
+export function show(value, decimals = 3) {
   if (Number.isNaN(value)) return 'NaN';
   if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
   const text = Math.abs(value) >= 1e5 ? value.toExponential(2) : value.toFixed(decimals);
   return Number(text) === 0 ? text.replace('-', '') : text.replace('-', '−');
 }
+
+/** Returns a number of a scale: three digits at most. */
+export const brief = (value) => String(Number(value.toPrecision(3))).replace('-', '−');
 
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
 
@@ -18,6 +21,9 @@ export function showBytes(bytes) {
   }
   return `${unit === 0 || bytes >= 100 ? Math.round(bytes) : bytes.toFixed(1)} ${UNITS[unit]}`;
 }
+
+/** Pixels of a rem. */
+export const remOf = () => parseFloat(getComputedStyle(document.documentElement).fontSize);
 
 /** Returns the number of characters of the longest label. */
 export const longestOf = (labels) => labels.reduce((most, label) => Math.max(most, label.length), 0);

@@ -2,7 +2,7 @@
 import './heat-map.js';
 import {attend} from './call.js';
 import {rangeOf} from './colours.js';
-import {ask, fromMessage, toMessage} from './server.js';
+import {ask, describeServer, fromMessage, toMessage} from './server.js';
 import {headOf, tensor} from './tensor.js';
 import {el, showBytes} from './text.js';
 
@@ -33,11 +33,15 @@ class Decode extends HTMLElement {
     el('div', {}, el('h3', {}, 'Y, a row a step, from the cache'), this.#cached),
     el('div', {}, el('h3', {}, 'Y of one causal call with all words'), this.#whole));
 
+  #steps = el('div', {className: 'stack', hidden: true},
+    this.#words, el('div', {className: 'buttons'}, this.#next, this.#again), this.#message, this.#figures, this.#maps);
+  #noCaches = el('p', {hidden: true}, 'This server keeps no caches: start it with ', el('code', {className: 'option'}, '--kv_cache_bytes=67108864'), '.');
+
   connectedCallback() {
     this.className = 'stack';
     this.append(el('p', {className: 'quiet'},
       'Each step sends one word’s query, key and value. The server appends the key and value to its cache, and attends to all that it has: the rows equal those of one causal call.'),
-    this.#words, el('div', {className: 'buttons'}, this.#next, this.#again), this.#message, this.#figures, this.#maps);
+    this.#noCaches, this.#steps);
     this.#next.addEventListener('click', () => this.#run((signal) => this.#step(signal)));
     this.#again.addEventListener('click', () => this.#run((signal) => this.#restart(signal)));
   }
@@ -47,11 +51,15 @@ class Decode extends HTMLElement {
     this.#close().catch(() => {});  // its lease ends it otherwise
   }
 
-  async update({call, source, head}) {
+  async update({call, source, head, signal}) {
     this.head = head;
     if (this.call !== call) {
+      const {caches} = await describeServer(signal);
+      signal.throwIfAborted();
       Object.assign(this, {call, source, rows: []});
-      await this.#run((signal) => this.#restart(signal));
+      this.#steps.hidden = !caches;
+      this.#noCaches.hidden = Boolean(caches);
+      if (caches) await this.#run((during) => this.#restart(during));
     } else if (this.rows.length > 0) {
       this.#draw();
     }
@@ -69,9 +77,7 @@ class Decode extends HTMLElement {
       this.#message.textContent = '';
     } catch (error) {
       if (signal.aborted) return;
-      const hasNoCaches = error.status === 501 || error.status === 400 && /kv_cache/.test(error.message);
-      this.#message.replaceChildren(...(hasNoCaches
-        ? ['This server keeps no caches: start it with ', el('code', {className: 'option'}, '--kv_cache_bytes=67108864'), '.'] : [error.message]));
+      this.#message.textContent = error.message;
     }
     this.#next.disabled = !this.cache || this.rows.length === this.source.keyLabels.length;
   }

@@ -34,7 +34,7 @@ class Gradient extends HTMLElement {
       map.show({
         rows, columns, values, rowLabels: name === 'dQ' ? source.queryLabels : source.keyLabels,
         columnLabels: Array.from({length: columns}, (_, n) => String(n)), range: around0(values),
-      }, {name: `${name} for ${source.queryLabels[row]}`, verb: 'number'});
+      }, {name: `${name} for ${source.queryLabels[row]}`, verb: 'number', ends: ['lowers', 'raises']});
       map.mark(Math.min(row, rows - 1));
     }
   }

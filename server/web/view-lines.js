@@ -30,7 +30,7 @@ class Lines extends HTMLElement {
           class: 'link', d: `M${side} ${y(i)}C${width / 2} ${y(i)} ${width / 2} ${y(j)} ${right} ${y(j)}`,
           'stroke-width': 1 + 7 * weight, 'stroke-opacity': i === row ? 0.35 + 0.65 * weight : 0.12 * weight,
         });
-        line.append(svg('title', {}, `${rowLabels[i]} attends to ${columnLabels[j]}: ${show(weight, 3)}`));
+        line.append(svg('title', {}, `${rowLabels[i]} attends to ${columnLabels[j]}: ${show(weight)}`));
         picture.append(line);
       }
     }

@@ -4,7 +4,7 @@ import {lineChart} from './chart.js';
 import {rangeOf} from './colours.js';
 import {infer} from './server.js';
 import {sizeOf, tensor} from './tensor.js';
-import {el, show} from './text.js';
+import {brief, el} from './text.js';
 
 const FIELDS = {tokens: ['Positions', 48, 1, 1024], size: ['Numbers', 32, 2, 256], base: ['Base', 10000, 1.1, 1e9]};
 const CURVES = [0, 1, 4, 5];
@@ -84,7 +84,7 @@ class Positions extends HTMLElement {
       range: unit === 'key' ? rangeOf(Y.values, false) : AROUND_0,
     }, {name: 'Encoding of positions', verb: unit});
     this.#chart.replaceChildren(lineChart({
-      title: `Some ${unit}s over the positions`, x: 'position', xs: numbers(rows).map(Number), showY: (y) => show(y),
+      title: `Some ${unit}s over the positions`, x: 'position', xs: numbers(rows).map(Number), showY: brief,
       series: CURVES.filter((n) => n < columns).map((n) => ({
         name: `${unit} ${n}`, values: Array.from({length: rows}, (_, row) => Y.values[row * columns + n]),
       })),

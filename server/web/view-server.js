@@ -1,6 +1,6 @@
 // <rapt-server>: the server's own figures, asked once a second while they are shown.
 import {lineChart} from './chart.js';
-import {ask} from './server.js';
+import {ask, describeServer, knownServer} from './server.js';
 import {el, showBytes, table} from './text.js';
 
 const PERIOD_MS = 1000, SECONDS = 60;
@@ -9,7 +9,7 @@ const milliseconds = (ns, count) => (count ? `${(ns / count / 1e6).toFixed(3)} m
 
 class Server extends HTMLElement {
   #figures = el('dl', {className: 'figures'});
-  #chart = el('div');
+  #chart = el('div', {}, el('p', {className: 'quiet'}, 'Calls per second are counted from now on.'));
   #models = el('div', {className: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Models'});
   #message = el('p', {role: 'alert'});
   #timer = 0;
@@ -19,6 +19,7 @@ class Server extends HTMLElement {
     this.className = 'stack';
     this.append(this.#message, this.#figures, el('div', {className: 'columns'}, this.#chart, this.#models), el('p', {className: 'quiet'},
       'Prometheus has these and more figures at /metrics of --metrics_address.'));
+    if (knownServer()) this.#showFigures(knownServer());
     this.#poll();
   }
 
@@ -30,7 +31,7 @@ class Server extends HTMLElement {
 
   async #poll() {
     try {
-      this.#show(...await Promise.all([ask('rapt/v1/server'), ask('v2/models/stats')]));
+      this.#show(...await Promise.all([describeServer(), ask('v2/models/stats')]));
       this.#message.textContent = '';
     } catch (error) {
       this.#message.textContent = error.message;
@@ -41,12 +42,7 @@ class Server extends HTMLElement {
   #show(server, {model_stats: models}) {
     const calls = models.reduce((sum, model) => sum + Number(model.inference_stats.success.count), 0);
     this.#sample(calls);
-    this.#showFigures({
-      'calls': calls,
-      'memory in use': `${showBytes(Number(server.memoryReservedBytes))} of ${showBytes(Number(server.memoryBudgetBytes))}`,
-      'compute threads': server.computeThreads,
-      'largest message': showBytes(Number(server.maxMessageBytes)),
-    });
+    this.#showFigures(server, calls);
     if (this.#samples.length > 2) this.#drawRates();
     const called = models.filter(({inference_stats: {success, fail}}) => Number(success.count) + Number(fail.count) > 0);
     const rest = models.length - called.length;
@@ -75,7 +71,14 @@ class Server extends HTMLElement {
     }));
   }
 
-  #showFigures(figures) {
+  #showFigures({memoryReservedBytes, memoryBudgetBytes, computeThreads, maxMessageBytes, caches}, calls = '…') {
+    const figures = {
+      'calls': calls,
+      'memory in use': `${showBytes(Number(memoryReservedBytes))} of ${showBytes(Number(memoryBudgetBytes))}`,
+      'compute threads': computeThreads,
+      'largest message': showBytes(Number(maxMessageBytes)),
+      'memory for caches': caches ? showBytes(Number(caches.maxBytes)) : 'none',
+    };
     this.#figures.replaceChildren(...Object.entries(figures).map(([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, String(value)))));
   }
 }

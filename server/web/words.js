@@ -1,4 +1,5 @@
 // <rapt-words>: the sentence with the words highlighted that the chosen one attends to, and those with the largest weights.
+import {mostOf} from './reading.js';
 import {el, phrase, show} from './text.js';
 
 const MOST_RANKED = 6;
@@ -20,12 +21,13 @@ export class Words extends HTMLElement {
   #text = el('div', {className: 'text', role: 'radiogroup', 'aria-label': 'The word that looks'});
   #others = el('p', {className: 'text', 'aria-hidden': 'true'});  // of another sentence; the list below has their weights
   #ranking = el('ol', {className: 'ranking', 'aria-label': 'Most attended words'});
+  #most = el('p', {hidden: true, id: 'most'});  // with the word that gets the focus
   #slider = el('input', {type: 'range', min: 0, 'aria-label': 'Query'});
   #play = el('button', {type: 'button'}, 'Play');
 
   connectedCallback() {
     this.append(this.#title, el('div', {className: 'player'}, this.#play, this.#slider), this.#text, this.#others,
-      el('h3', {}, 'Most attended'), this.#ranking);
+      el('h3', {}, 'Most attended'), this.#ranking, this.#most);
     this.#play.hidden = matchMedia('(prefers-reduced-motion: reduce)').matches;
     this.#slider.addEventListener('input', () => this.#choose(Number(this.#slider.value)));
     this.#play.addEventListener('click', () => this.#toggle());
@@ -42,7 +44,8 @@ export class Words extends HTMLElement {
     this.#row = row;
     this.#slider.max = rows - 1;
     this.#slider.value = row;
-    this.#slider.setAttribute('aria-valuetext', rowLabels[row]);
+    this.#most.replaceChildren(...mostOf(matrix, row));
+    this.#slider.setAttribute('aria-valuetext', this.#most.textContent || rowLabels[row]);
     this.#title.replaceChildren(...phrase`What “${rowLabels[row]}” attends to`);
     const weights = Array.from({length: columns}, (_, n) => values[row * columns + n]);
     this.#fillText(rowLabels, isSelf ? weights : [], row);
@@ -60,6 +63,8 @@ export class Words extends HTMLElement {
     [...this.#text.children].forEach((word, n) => {
       word.tabIndex = n === row ? 0 : -1;
       word.setAttribute('aria-checked', n === row);
+      if (n === row) word.setAttribute('aria-describedby', this.#most.id);
+      else word.removeAttribute('aria-describedby');
     });
     shade(this.#text.children, weights);
     if (hadFocus) this.#text.children[row].focus();
@@ -75,7 +80,7 @@ export class Words extends HTMLElement {
     this.#ranking.replaceChildren(...order.slice(0, MOST_RANKED).map((n) => {
       const bar = el('i');
       bar.style.width = `${Math.min(100, Math.max(0, weights[n] * 100))}%`;
-      return el('li', {}, el('bdi', {title: labels[n]}, labels[n]), el('div', {className: 'bar', 'aria-hidden': 'true'}, bar), el('span', {}, show(weights[n], 3)));
+      return el('li', {}, el('bdi', {title: labels[n]}, labels[n]), el('div', {className: 'bar', 'aria-hidden': 'true'}, bar), el('span', {}, show(weights[n])));
     }));
   }
 
