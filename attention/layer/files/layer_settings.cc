@@ -244,6 +244,7 @@ void ReadRope(ObjectReader& reader, LayerSettings& settings, absl::Status& statu
     status.Update(Invalid(name, " is ", *outside, " and ", object, ".", name, " is ", **setting,
                           "; they must be equal"));
   }
+  parameters.Allow("llama_4_scaling_beta", {});  // Ministral 3's: scales queries by position
   if (!length) reader.Read({"max_position_embeddings"}, length);
   settings.rope_scaling = ReadRopeType(length, parameters, status);
 }

@@ -194,6 +194,9 @@ TEST(LayerSettingsTest, RejectsOtherScalings) {
   EXPECT_EQ(message(R"({"type": "yarn", "factor": 2, "truncate": 1,
                         "original_max_position_embeddings": 64})"),
             "rope_scaling.truncate is 1; it must be true or false");
+  EXPECT_EQ(message(R"({"type": "default", "llama_4_scaling_beta": 0.1})"),
+            "rope_scaling.llama_4_scaling_beta is 0.1; it must be null: a layer does not compute "
+            "this");
   EXPECT_THAT(message("[]"), HasSubstr("rope_scaling is an array; it must be an object"));
   EXPECT_THAT(MessageFor(R"({"original_max_position_embeddings": 64, "rope_scaling":
                              {"original_max_position_embeddings": 32, "type": "yarn"}})"),
