@@ -124,12 +124,19 @@ export class HeatMap extends HTMLElement {
 
   #say(row, column) {
     const [query, verb, key, value] = this.#describe(row, column);
-    this.#readout.replaceChildren(el('bdi', {}, query), ` ${verb} `, el('bdi', {}, key), `: ${value}`);
+    this.#fillReadout([el('bdi', {}, query), ` ${verb} `, el('bdi', {}, key), `: ${value}`]);
   }
 
   /** Until a cell is pointed at: the largest weight of the row, if these are weights. */
   #sayMost() {
-    this.#readout.replaceChildren(...(this.#verb === ATTENDS ? mostOf(this.#matrix, this.#row) : []));
+    this.#fillReadout(this.#verb === ATTENDS ? mostOf(this.#matrix, this.#row) : []);
+  }
+
+  /** Words are cut where there is no room, which makes a screen reader pause around them. */
+  #fillReadout(nodes) {
+    const room = this.clientWidth;
+    this.#readout.replaceChildren(...nodes);
+    this.#readout.classList.toggle('tight', this.#readout.textContent.length * LETTER_REM * remOf() > room);
   }
 
   #showLegend([lowMeans, highMeans]) {

@@ -93,7 +93,8 @@ async function refresh() {
     report();
     await render();
     signal.throwIfAborted();
-    $('#heard').replaceChildren(...mostOf(map.matrix, clamped(state.row, map.matrix.rows)), ' ', $('#change').textContent);
+    const most = el('p', {}, ...mostOf(map.matrix, clamped(state.row, map.matrix.rows)));
+    $('#heard').textContent = `${most.textContent} ${$('#change').textContent}`;  // one text: Orca may leave out some of several
   } catch (error) {
     if (signal.aborted) return;
     clear();
