@@ -69,6 +69,9 @@ constexpr int kPingStrikes = 2;
 constexpr std::chrono::minutes kOurPingInterval{2};
 constexpr std::chrono::seconds kPingTimeout{20};
 
+// A connection in the line is read again after this time even if no call ends.
+constexpr std::chrono::seconds kLongestRest{1};
+
 // nghttp2's own limits, above those of FrameBudget.
 constexpr uint64_t kResetBurst = 100000;
 constexpr size_t kMaxOutboundAcks = 100000;
@@ -149,12 +152,13 @@ struct Connection::Stream {
 };
 
 Connection::Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::string peer,
-                       const Settings& settings, NewStream new_stream,
+                       const Settings& settings, Line& line, NewStream new_stream,
                        std::function<void()> on_closed)
     : loop_(loop),
       socket_(std::move(socket)),
       peer_(std::move(peer)),
       settings_(settings),
+      line_(line),
       new_stream_(std::move(new_stream)),
       on_closed_(std::move(on_closed)),
       budget_(loop.clock().Now()),
@@ -265,12 +269,14 @@ void Connection::Start(const PeerNetwork& network) {
 void Connection::GoAway() {
   if (session_ == nullptr || leaving_ != Leaving::kNo) return;
   leaving_ = Leaving::kAnnounced;
+  EndRest();
   announced_ = loop_.clock().Now();
   Submit(nghttp2_submit_shutdown_notice(session_));
 }
 
 void Connection::EndStreams() {
   if (session_ == nullptr || std::exchange(leaving_, Leaving::kFinal) == Leaving::kFinal) return;
+  EndRest();
   Submit(nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                                nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                                nullptr, 0));
@@ -281,6 +287,7 @@ void Connection::EndStreams() {
 
 void Connection::Close() {
   if (session_ == nullptr) return;
+  EndRest();
   nghttp2_session_del(std::exchange(session_, nullptr));
   for (auto& [id, stream] : std::exchange(streams_, {})) {
     if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
@@ -341,15 +348,21 @@ void Connection::LowerStreamLimit(int32_t id) {
   has_refused_ = true;
 }
 
-// Returns how many streams are left without those that were refused, with a place for at least one
+// Limits the streams to those that are left without the refused ones, with a place for at least one
 // call with tensors: a client that may open none does not notice that the limit rises.
-int64_t Connection::CountStreamsLeft() const {
+//
+// A caller with one call is not held back by that: its connection rests, unless another call has
+// something to send. A health watch has not.
+void Connection::HoldBack() {
   int64_t tensor_calls = 0, others = 0;
+  bool all_have_ended = true;
   for (const auto& [id, stream] : streams_) {
     if (stream->handler == nullptr || stream->is_refused) continue;
     ++(stream->handler->carries_tensors() ? tensor_calls : others);
+    all_have_ended = all_have_ended && stream->has_ended;
   }
-  return std::max<int64_t>(tensor_calls, 1) + others;
+  LimitStreams(std::min(stream_limit_, std::max<int64_t>(tensor_calls, 1) + others));
+  if (tensor_calls == 0 && all_have_ended) Rest();
 }
 
 // Tells the caller how many streams it may have. A refusal costs both sides up to a window of
@@ -369,7 +382,21 @@ void Connection::LimitStreams(int64_t most) {
   FlushSoon();
 }
 
+// What the caller sends meanwhile waits in the socket.
+void Connection::Rest() {
+  if (place_in_line_ || leaving_ != Leaving::kNo) return;
+  place_in_line_ = line_.insert(line_.end(), this);
+  rests_since_ = loop_.clock().Now();
+}
+
+void Connection::EndRest() {
+  if (!place_in_line_) return;
+  line_.erase(*std::exchange(place_in_line_, std::nullopt));
+  UpdateInterest();
+}
+
 void Connection::Linger() {
+  EndRest();
   lingers_since_ = loop_.clock().Now();
   // A caller that was told to go away closes the connection once it has read its responses. Some
   // clients lose responses that come together with the end of the connection.
@@ -389,6 +416,7 @@ void Connection::TakeTurn(uint32_t events) {
   if (session_ == nullptr) return;
   // After a reset, the socket still returns what arrived before it. Nobody reads the responses.
   if ((events & EPOLLHUP) != 0) return Close();
+  if ((events & EPOLLRDHUP) != 0) EndRest();
   if (socket_->NeedsHandshake() && !Establish()) return;
   if ((events & (EPOLLIN | EPOLLERR)) != 0) Read();
   Flush();
@@ -406,7 +434,10 @@ void Connection::OnTick(Instant now) {
   if (streams_.empty() && now - idle_since_ >= settings_.max_idle) GoAway();
   CheckAge(now);
   if (leaving_ != Leaving::kNo && now - announced_ >= kAnnouncedTime) EndStreams();
-  if (session_ != nullptr && !std::exchange(has_refused_, false)) LimitStreams(2 * stream_limit_);
+  if (place_in_line_ && now - rests_since_ >= kLongestRest) EndRest();
+  if (session_ != nullptr && !place_in_line_ && !std::exchange(has_refused_, false)) {
+    LimitStreams(2 * stream_limit_);
+  }
   if (session_ != nullptr) KeepAlive(now);
 }
 
@@ -594,6 +625,9 @@ void Connection::OnStreamClose(int32_t id) {
   held_ -= stream->held;
   credit_ -= stream->credit;
   if (id == data_stream_) data_left_ = 0;
+  const bool makes_room =
+      stream->handler != nullptr && stream->handler->carries_tensors() && !stream->is_refused;
+  if (makes_room && !line_.empty()) line_.front()->EndRest();
   if (streams_.empty()) idle_since_ = loop_.clock().Now();
   if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
 }
@@ -755,7 +789,7 @@ void Connection::Flush() {
   if (lingers_since_) return UpdateInterest();
   if (std::exchange(lowers_limit_, false)) {
     // Before the refusals: a call that is repeated at once finds the limit.
-    LimitStreams(std::min(stream_limit_, CountStreamsLeft()));
+    HoldBack();
   }
   TopUp();
   int64_t left = kFairBytes;
@@ -832,7 +866,11 @@ void Connection::Drop(int64_t bytes) {
 
 void Connection::UpdateInterest() {
   uint32_t interest = 0;
-  if (HasRoom() && lingered_bytes_ < kMaxLingerBytes) interest |= EPOLLIN;
+  if (place_in_line_) {
+    interest |= EPOLLRDHUP;
+  } else if (HasRoom() && lingered_bytes_ < kMaxLingerBytes) {
+    interest |= EPOLLIN;
+  }
   if (!out_.empty()) interest |= EPOLLOUT;
   SetInterest(interest);
   if ((interest & EPOLLIN) != 0 && socket_->HasPending()) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,13 +69,18 @@ class Connection final : public EventLoop::Watcher,
   // the fields beside them need no further window, which would take a round trip.
   static constexpr int64_t kStreamWindow = 68 * 1024;
 
+  // The connections of a thread that are not read because there was no room for their calls, in the
+  // order in which they are read again.
+  using Line = std::list<Connection*>;
+
   // Returns the handler of a request whose headers are complete, or null if it has responded.
   using NewStream = std::function<CallStream*(Connection&, int32_t id, const RequestHead&)>;
 
   // `peer` is "ipv4:127.0.0.1:4711" or "unix:". `on_closed` runs once. REQUIRES: `settings`
-  // outlives this.
+  // and the line, which belongs to the same thread, outlive this.
   Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::string peer,
-             const Settings& settings, NewStream new_stream, std::function<void()> on_closed);
+             const Settings& settings, Line& line, NewStream new_stream,
+             std::function<void()> on_closed);
   ~Connection() override;
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -103,7 +109,9 @@ class Connection final : public EventLoop::Watcher,
   // Ends the response with an HTTP status other than 200.
   void SendHttpError(int32_t id, int http_status);
   // The call is being refused for lack of room at the server: lowers the limit of streams that the
-  // caller is told to those that are left. The limit doubles after each second without this.
+  // caller is told to those that are left. The limit doubles after each second without this. If
+  // none is left, the connection is not read until one call with tensors has ended for each that is
+  // before it in the line, or for about a second.
   void LowerStreamLimit(int32_t id);
   void Reset(int32_t id, uint32_t error_code);
   // The memory of this many more bytes of the stream is admitted: opens its window for them, in
@@ -142,8 +150,10 @@ class Connection final : public EventLoop::Watcher,
   void OnPing(const nghttp2_ping& ping);
   void KeepAlive(Instant now);
   void CheckAge(Instant now);
-  int64_t CountStreamsLeft() const;
+  void HoldBack();
   void LimitStreams(int64_t most);
+  void Rest();
+  void EndRest();
 
   void OnBeginHeaders(const nghttp2_frame& frame);
   void OnHeader(int32_t id, absl::string_view name, absl::string_view value);
@@ -175,6 +185,7 @@ class Connection final : public EventLoop::Watcher,
   const std::unique_ptr<Socket> socket_;
   const std::string peer_;
   const Settings& settings_;
+  Line& line_;
   const NewStream new_stream_;
   const std::function<void()> on_closed_;
 
@@ -187,9 +198,11 @@ class Connection final : public EventLoop::Watcher,
   int64_t unacknowledged_limits_ = 0;  // frames of LimitStreams()
   bool lowers_limit_ = false;          // with the next Flush()
   bool has_refused_ = false;           // since the last tick
-  bool has_acknowledged_ = false;      // the caller, nghttp2's SETTINGS
-  bool is_in_header_block_ = false;    // of the caller
-  uint32_t last_opened_ = 0;           // the stream of the last new HEADERS
+  std::optional<Line::iterator> place_in_line_;
+  Instant rests_since_;
+  bool has_acknowledged_ = false;    // the caller, nghttp2's SETTINGS
+  bool is_in_header_block_ = false;  // of the caller
+  uint32_t last_opened_ = 0;         // the stream of the last new HEADERS
   bool is_calming_ = false;
   Leaving leaving_ = Leaving::kNo;
   Instant announced_;

@@ -76,6 +76,7 @@ class Http2Server {
     explicit Wire(const Clock& clock) : loop(clock) {}
     EventLoop loop;
     absl::flat_hash_set<Connection*> connections;
+    Connection::Line line;
   };
 
   void Listen(Descriptor listening, SharedConnectionCounts& connections);

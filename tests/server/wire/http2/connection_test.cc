@@ -20,6 +20,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/wire/health_status.h"
+#include "server/wire/health_watch.h"
 #include "server/wire/http2/http2_server.h"
 #include "tests/support/call_environment.h"
 #include "tests/support/loopback.h"
@@ -31,7 +33,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::minutes;
 using std::chrono::seconds;
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 constexpr minutes kPingInterval{2}, kLeastPingIntervalOfPeers{5};
 constexpr seconds kPingTimeout{20}, kHandshakeTime{20};
@@ -153,6 +157,147 @@ TEST_F(ConnectionTest, PingsBetweenCallsAreNotTooMany) {
   }
 }
 
+// --- Rest ----------------------------------------------------------------------------------------
+
+// Answers each call with an empty message.
+class EmptyAnswer final : public MessageHandler {
+  void OnMessage(const MessageBytes&, MethodCall& call) override { call.Respond({}); }
+};
+
+// A server that has no room for a call while the first peer has its calls open.
+class RestTest : public CallEnvironmentTest {
+ protected:
+  static constexpr char kCall[] = "/a.Service/Call";
+
+  RestTest()
+      : CallEnvironmentTest(/*calls_per_caller=*/100, {.max_message_bytes = 1000,
+                                                       .min_receive_bytes_per_second = 1000,
+                                                       .default_deadline = minutes(1),
+                                                       .max_deadline = minutes(1)}) {
+    methods_[kCall] = {.observe = [](const CallReport&) {},
+                       .new_handler = [] { return std::make_unique<EmptyAnswer>(); }};
+    stream_methods_["/grpc.health.v1.Health/Watch"] = [this](MessageStream& stream) {
+      return std::make_unique<HealthWatch>(environment_, health_, stream);
+    };
+    EXPECT_TRUE(server_.Start().ok());
+    holder_.emplace(address());
+    for (uint32_t n = 0; n < 10; ++n) holder_->OpenCall(2 * n + 1, CallHeaders(kCall));
+    holder_->Synchronize();
+  }
+
+  std::string address() const { return absl::StrCat("127.0.0.1:", server_.port()); }
+
+  // At once: the server resets a call that is refused before its end.
+  static void Call(Peer& peer, uint32_t stream) {
+    peer.Send(
+        Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, stream, HeaderBlock(CallHeaders(kCall))) +
+        Frame(NGHTTP2_DATA, NGHTTP2_FLAG_END_STREAM, stream, Prefixed("")));
+  }
+
+  static void ExpectRefusal(Peer& peer, uint32_t stream) {
+    EXPECT_THAT(peer.ReadResponse(stream), Contains(Pair("grpc-status", "8")));
+  }
+
+  static void ExpectAnswer(Peer& peer, uint32_t stream) {
+    EXPECT_THAT(peer.ReadResponse(stream), Contains(Pair("grpc-status", "0")));
+  }
+
+  // Returns once the server has read what all peers have sent, except those that it does not read.
+  void Synchronize() {
+    for (int round = 0; round < 2; ++round) holder_->Synchronize();
+  }
+
+  void EndOneOfTheOpenCalls() {
+    holder_->Send(Frame(NGHTTP2_RST_STREAM, 0, 2 * ended_++ + 1, BigEndian(NGHTTP2_CANCEL)));
+    holder_->Synchronize();
+  }
+
+  UnaryMethods methods_;
+  StreamMethods stream_methods_;
+  HealthStatus health_{{}};
+  Http2Server server_{ConnectionTest::Settings(), environment_, pool_, methods_, stream_methods_};
+  std::optional<Peer> holder_;
+  uint32_t ended_ = 0;
+};
+
+TEST_F(RestTest, AConnectionOfRefusedCallsIsReadAgainWhenAnotherCallEnds) {
+  Peer peer(address());
+  Call(peer, 1);
+  ExpectRefusal(peer, 1);
+  Call(peer, 3);
+  Synchronize();
+  EXPECT_FALSE(peer.HasUnread());
+  EndOneOfTheOpenCalls();
+  ExpectAnswer(peer, 3);
+}
+
+TEST_F(RestTest, TheFirstInTheLineIsReadFirst) {
+  Peer first(address()), second(address());
+  for (Peer* peer : {&first, &second}) {
+    Call(*peer, 1);
+    ExpectRefusal(*peer, 1);
+  }
+  for (Peer* peer : {&second, &first}) peer->OpenCall(3, CallHeaders(kCall));  // and keep it open
+  EndOneOfTheOpenCalls();
+  Synchronize();
+  first.Synchronize();
+  EXPECT_FALSE(second.HasUnread());
+  EndOneOfTheOpenCalls();
+  second.Synchronize();
+  for (Peer* peer : {&first, &second}) {
+    peer->SendData(3, Prefixed(""), /*ends=*/true);
+    ExpectAnswer(*peer, 3);
+  }
+}
+
+TEST_F(RestTest, APeerThatIsGoneLeavesTheLine) {
+  Peer second(address());
+  {
+    Peer first(address());
+    for (Peer* peer : {&first, &second}) {
+      Call(*peer, 1);
+      ExpectRefusal(*peer, 1);
+    }
+  }
+  Synchronize();
+  Call(second, 3);
+  EndOneOfTheOpenCalls();
+  ExpectAnswer(second, 3);
+}
+
+TEST_F(RestTest, EndsAfterASecondIfNoCallEnds) {
+  Peer peer(address());
+  Call(peer, 1);
+  ExpectRefusal(peer, 1);
+  Call(peer, 3);
+  clock_.Advance(seconds(1));
+  server_.Post([] {});
+  ExpectRefusal(peer, 3);
+}
+
+TEST_F(RestTest, AnOpenHealthWatchDoesNotPreventIt) {
+  Peer peer(address());
+  peer.OpenCall(1, CallHeaders("/grpc.health.v1.Health/Watch"));
+  peer.SendData(1, Prefixed(""), /*ends=*/true);
+  EXPECT_TRUE(peer.ReadUntil(NGHTTP2_DATA));
+  Call(peer, 3);
+  ExpectRefusal(peer, 3);
+  Call(peer, 5);
+  Synchronize();
+  EXPECT_FALSE(peer.HasUnread());
+  EndOneOfTheOpenCalls();
+  ExpectAnswer(peer, 5);
+}
+
+TEST_F(RestTest, ACallThatMaySendMorePreventsIt) {
+  Peer peer(address());
+  peer.OpenCall(1, CallHeaders("/grpc.health.v1.Health/Watch"));
+  for (const uint32_t stream : {3, 5}) {
+    Call(peer, stream);
+    ExpectRefusal(peer, stream);
+  }
+}
+
 // --- Large responses -----------------------------------------------------------------------------
 
 // A peer that takes everything at once. It asks for one response; its window is as large as it can
@@ -218,13 +363,14 @@ TEST(LargeResponseTest, OthersHaveTheirTurnBetweenItsParts) {
   constexpr int64_t kSize = 64 << 20;
   const SteadyClock clock;
   const Connection::Settings settings = ConnectionTest::Settings().connection;
+  Connection::Line line;
   const std::vector<std::byte> payload(kSize);
   int64_t written = 0;  // of the loop's thread
   EventLoop loop(clock);
   const auto bystander = std::make_shared<Bystander>(written, kSize);
   loop.Add(bystander->descriptor(), EPOLLIN, bystander, {});
   const auto connection = std::make_shared<Connection>(
-      loop, std::make_unique<GreedySocket>(written), "unix:", settings,
+      loop, std::make_unique<GreedySocket>(written), "unix:", settings, line,
       [&payload](Connection& connection, int32_t id, const RequestHead&) -> CallStream* {
         ResponseMessage message;
         message.Append({payload, nullptr});
@@ -276,12 +422,13 @@ class CostlySocket final : public Socket {
 TEST(CostlyFramesTest, OthersHaveTheirTurnBetweenThem) {
   FakeClock clock;
   const Connection::Settings settings = ConnectionTest::Settings().connection;
+  Connection::Line line;
   int64_t reads = 0;  // of the loop's thread
   EventLoop loop(clock);
   const auto bystander = std::make_shared<Bystander>(reads, 100);
   loop.Add(bystander->descriptor(), EPOLLIN, bystander, {});
   const auto connection = std::make_shared<Connection>(
-      loop, std::make_unique<CostlySocket>(clock, reads), "unix:", settings,
+      loop, std::make_unique<CostlySocket>(clock, reads), "unix:", settings, line,
       [](Connection&, int32_t, const RequestHead&) -> CallStream* { return nullptr; }, [] {});
   loop.Post([&connection] { connection->Start({}); });
   loop.Start();
