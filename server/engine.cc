@@ -529,7 +529,7 @@ void Engine::AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback c
   gate_.Queue(memory, std::move(callback));
 }
 
-void Engine::Submit(Request request, Done done) {
+void Engine::Submit(Request&& request, Done done) {
   absl::Status status = CheckAccepting(request);
   auto attention = std::make_unique<PendingAttention>(std::move(request), std::move(done));
   if (status.ok()) status = attention->MakePlan(options_);

@@ -71,7 +71,7 @@ class Engine {
   //   Unimplemented       the configured backend does not support the problem
   //   ResourceExhausted   it exceeds the memory budget, the queue is full or the wait was too long
   //   DeadlineExceeded, Cancelled
-  void Submit(Request request, Done done);
+  void Submit(Request&& request, Done done);
 
   // Diagnoses the request instead of computing it. Statuses as for Submit(), except that
   // unsupported problems are part of the report instead of Unimplemented.

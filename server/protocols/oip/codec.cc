@@ -563,22 +563,9 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
   return now + timeout;
 }
 
-}  // namespace
-
-const wire::MessageSchema& InferSchema() { return kInferSchema; }
-
-absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
-                                         const SharedMemory& shared_memory, ModelId* reported,
-                                         const Residence& residence) {
-  const auto fields = std::make_shared<Fields>();
-  absl::Status status = ReadFields(bytes, *fields);
-  if (!status.ok()) return status;
-  return DecodeInfer(fields, now, shared_memory, reported, residence);
-}
-
-absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
-                                         const SharedMemory& shared_memory, ModelId* reported,
-                                         const Residence& residence) {
+absl::Status Decode(std::shared_ptr<const InferFields> fields, Instant now,
+                    const SharedMemory& shared_memory, ModelId* reported,
+                    const Residence& residence, DecodedInfer& decoded) {
   const ModelInferRequest& message = fields->message;
   const auto info = FindModel(message.model_name(), message.model_version(), residence);
   if (!info.ok()) return info.status();
@@ -593,7 +580,6 @@ absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fiel
   if (requested->empty()) *requested = UsualOutputs(**info, calls.attention);
   RequestOutputs(model.kind, *parameters, *requested, calls);
 
-  DecodedInfer decoded;
   decoded.model = decoded.request.model = model;
   for (const OutputRequest& output : *requested) {
     decoded.outputs.push_back({output.name, output.role, {}, output.shared});
@@ -617,6 +603,30 @@ absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fiel
   decoded.request.deadline = DeadlineFor(parameters->timeout, now);
   decoded.request.priority = parameters->priority;
   decoded.id = message.id();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const wire::MessageSchema& InferSchema() { return kInferSchema; }
+
+absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
+                                         const SharedMemory& shared_memory, ModelId* reported,
+                                         const Residence& residence) {
+  const auto fields = std::make_shared<Fields>();
+  absl::Status status = ReadFields(bytes, *fields);
+  if (!status.ok()) return status;
+  return DecodeInfer(fields, now, shared_memory, reported, residence);
+}
+
+absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
+                                         const SharedMemory& shared_memory, ModelId* reported,
+                                         const Residence& residence) {
+  // In its place, because it is large.
+  absl::StatusOr<DecodedInfer> decoded(absl::in_place);
+  absl::Status status =
+      Decode(std::move(fields), now, shared_memory, reported, residence, *decoded);
+  if (!status.ok()) decoded = std::move(status);
   return decoded;
 }
 

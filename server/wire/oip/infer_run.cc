@@ -4,7 +4,7 @@
 
 namespace rapt::oip {
 
-void InferRun::Start(cache::Sequences* sequences, DecodedInfer decoded, Call& call, Done done) {
+void InferRun::Start(cache::Sequences* sequences, DecodedInfer&& decoded, Call& call, Done done) {
   decoded_ = std::move(decoded);
   if (decoded_.session) {
     return session_.emplace().Start(*sequences, decoded_, call, std::move(done));

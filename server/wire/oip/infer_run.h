@@ -17,7 +17,7 @@ class InferRun {
   // Computes the call, and calls `done` once, on any thread, with a result for EncodeInfer(). Null
   // `sequences`: no message is one of a session. REQUIRES: called once; everything outlives `done`,
   // in which this may be destroyed.
-  void Start(cache::Sequences* sequences, DecodedInfer decoded, Call& call, Done done);
+  void Start(cache::Sequences* sequences, DecodedInfer&& decoded, Call& call, Done done);
 
   // REQUIRES: Start() was called.
   const DecodedInfer& decoded() const { return decoded_; }
