@@ -204,9 +204,9 @@ class Caller {
                std::strerror(errno));
   }
 
-  // The server may have closed the connection.
-  void Send(absl::string_view bytes) {
-    send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  // Returns false if the server has closed the connection.
+  bool Send(absl::string_view bytes) {
+    return send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
   }
 
   void ReadAll() {
@@ -239,11 +239,13 @@ void Converse(absl::string_view bytes, uint8_t pieces, bool reads) {
   Service& service = TheService();
   Caller caller;
   std::minstd_rand random(pieces);
-  // A byte at a time, or up to 16, 256, 4096 bytes.
-  std::uniform_int_distribution<size_t> sizes(1, size_t{1} << 4 * (pieces % 4));
+  // Up to 1, 16, 256 or 4096 bytes, more if there were many pieces, as each waits for a thread.
+  constexpr size_t kPieces = 8;
+  std::uniform_int_distribution<size_t> sizes(
+      1, std::max(size_t{1} << 4 * (pieces % 4), 2 * bytes.size() / kPieces));
   while (!bytes.empty()) {
     const absl::string_view piece = bytes.substr(0, sizes(random));
-    caller.Send(piece);
+    if (!caller.Send(piece)) break;
     bytes.remove_prefix(piece.size());
     service.WaitForWire();
     if (reads) caller.ReadAll();
