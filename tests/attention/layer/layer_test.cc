@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -190,6 +192,63 @@ TEST(LayerTest, ComputesDeepProducts) {
     ExpectDefinition(c);
     c.config.embed_size = 1111;  // half a pair
     ExpectDefinition(c);
+  }
+}
+
+// A copy of a tensor between two pages that can't be read: at the end of its memory, or at the
+// beginning.
+class Guarded {
+ public:
+  Guarded(const TensorView& tensor, int64_t bytes, bool at_end) : view_(tensor) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t inner = (static_cast<size_t>(bytes) + page - 1) / page * page;
+    bytes_ = inner + 2 * page;
+    memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(memory_, MAP_FAILED);
+    auto* const first = static_cast<std::byte*>(memory_);
+    std::byte* const data =
+        first + page + (at_end ? inner - static_cast<size_t>(bytes) : size_t{0});
+    std::memcpy(data, tensor.data, static_cast<size_t>(bytes));
+    EXPECT_EQ(mprotect(first, page, PROT_NONE), 0);
+    EXPECT_EQ(mprotect(first + page + inner, page, PROT_NONE), 0);
+    view_.data = data;
+  }
+  ~Guarded() { munmap(memory_, bytes_); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  const TensorView& view() const { return view_; }
+
+ private:
+  TensorView view_;
+  size_t bytes_ = 0;
+  void* memory_ = nullptr;
+};
+
+// Rows are read where they lie, so a vector too many would be beyond the request's memory.
+TEST(LayerTest, ReadsNothingBesideItsInput) {
+  for (const DType dtype : kTypes) {
+    for (const int64_t embed : {1, 31, 66, 2050}) {
+      for (const int64_t queries : {1, 9, 31, 97}) {
+        LayerCase c{.dtype = dtype, .weight = dtype, .batch = 1, .queries = queries};
+        c.config = {.embed_size = embed, .query_heads = 1, .head_size = 4};
+        c.wants_weights = c.wants_averaged_weights = false;
+        const LayerTensors t = RandomLayer(c, 1);
+        const int64_t bytes = queries * embed * SizeOf(dtype);
+        for (const bool at_end : {true, false}) {
+          const Guarded query(t.query.View(), bytes, at_end);
+          for (const Target& target : Targets()) {
+            SCOPED_TRACE(absl::StrCat(NameOf(dtype), " ", queries, " x ", embed, target.Name()));
+            const Got want = RunLayer(c, t, target.Options(1));
+            Got got = OutputsOf(c);
+            Arguments arguments = ArgumentsOf(c, t, got);
+            arguments.inputs[Role::kQ] = query.view();
+            RunOperator(*OperatorOf(c, t), arguments, target.Options(1));
+            EXPECT_EQ(got.y.ToVector(), want.y.ToVector());
+          }
+        }
+      }
+    }
   }
 }
 
