@@ -339,17 +339,21 @@ constexpr std::pair<absl::string_view, Windows> kModelsWithWindows[] = {
     {"starcoder2", Windows::kOfEveryLayer},
 };
 
-// Returns which layers of the model have its window.
-Windows WindowsOf(const Json& root, ObjectReader& reader, absl::Status& status) {
-  std::string model;
-  reader.Read({"model_type"}, model);
+// Returns which layers of the model have its window; nullopt if the model is none of the above.
+std::optional<Windows> WindowsOfModel(absl::string_view model) {
+  for (const auto& [name, windows] : kModelsWithWindows) {
+    if (model == name) return windows;
+  }
+  return std::nullopt;
+}
+
+// The same of a model that may have no name.
+Windows WindowsOf(const Json& root, absl::string_view model, absl::Status& status) {
   if (model.empty()) {
     return root.contains("max_window_layers") ? Windows::kFromMaxWindowLayers
                                               : Windows::kOfEveryLayer;
   }
-  for (const auto& [name, windows] : kModelsWithWindows) {
-    if (model == name) return windows;
-  }
+  if (const std::optional<Windows> windows = WindowsOfModel(model)) return *windows;
   status.Update(
       Invalid("model_type is ", model.substr(0, kMaxShownBytes),
               "; with sliding_window it must be absent or one of ",
@@ -392,19 +396,27 @@ bool HasWindow(Windows windows, ObjectReader& reader, absl::string_view prefix,
 void ReadWindow(const Json& root, LayerSettings& settings, absl::Status& status) {
   ObjectReader reader(root, "", status);
   const std::string type = LayerTypeOf(root, settings.prefix, status);
-  std::optional<bool> is_on;  // Qwen's
+  std::string model;
+  std::optional<bool> is_on;
   std::optional<int64_t> window;
+  reader.Read({"model_type"}, model);
   reader.Read({"use_sliding_window"}, is_on);
-  if (is_on.value_or(true)) reader.Read({"sliding_window"}, window);
+  const bool is_qwen = WindowsOfModel(model) == Windows::kFromMaxWindowLayers;
+  if (!is_on.value_or(!is_qwen)) {
+    if (type != kSlides) return;
+    return status.Update(Invalid("use_sliding_window is ", is_on ? "false" : "missing",
+                                 "; it must be true, because the layer's type is ", kSlides));
+  }
+  reader.Read({"sliding_window"}, window);
   if (!window) {
     if (type != kSlides) return;
-    return status.Update(Invalid("sliding_window is ", is_on == false ? "turned off" : "missing",
-                                 "; a layer of type ", kSlides, " needs it"));
+    return status.Update(
+        Invalid("sliding_window is missing; a layer of type ", kSlides, " needs it"));
   }
   if (*window < 1) {
     status.Update(Invalid("sliding_window is ", *window, "; it must be null or at least 1"));
   }
-  const Windows windows = WindowsOf(root, reader, status);
+  const Windows windows = WindowsOf(root, model, status);
   const bool slides =
       type.empty() ? HasWindow(windows, reader, settings.prefix, status) : type == kSlides;
   if (slides) settings.sliding_window = window;

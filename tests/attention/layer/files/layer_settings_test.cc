@@ -226,7 +226,9 @@ TEST(LayerSettingsTest, ReadsTheWindowOfTheLayerThatThePrefixNames) {
   EXPECT_EQ(WindowOf(config(R"("layer_types": ["sliding_attention"], )", "")), 8);
   EXPECT_EQ(WindowOf(config(R"("layer_types": ["full_attention"], )", "")), std::nullopt);
   EXPECT_EQ(WindowOf(config(R"("max_window_layers": 1, )")), 8);
-  EXPECT_EQ(WindowOf(config(R"("max_window_layers": 2, "model_type": "qwen2", )")), std::nullopt);
+  constexpr const char* kQwen = R"("max_window_layers": 1, "model_type": "qwen2", )";
+  EXPECT_EQ(WindowOf(config(absl::StrCat(R"("use_sliding_window": true, )", kQwen).c_str())), 8);
+  EXPECT_EQ(WindowOf(config(kQwen)), std::nullopt);  // off unless it is turned on
   EXPECT_EQ(WindowOf(R"({"sliding_window": null, "layer_types": ["full_attention"]})"),
             std::nullopt);
 }
@@ -261,7 +263,8 @@ TEST(LayerSettingsTest, RejectsWindowsThatAreNotThoseOfALayer) {
   EXPECT_EQ(message(R"("layer_types": ["sliding_attention"], "use_sliding_window": true)"),
             "sliding_window is missing; a layer of type sliding_attention needs it");
   EXPECT_EQ(message(R"("layer_types": ["sliding_attention"], "use_sliding_window": false)"),
-            "sliding_window is turned off; a layer of type sliding_attention needs it");
+            "use_sliding_window is false; it must be true, because the layer's type is "
+            "sliding_attention");
   EXPECT_THAT(message(R"("sliding_window": 8, "model_type": "cohere2")"),
               HasSubstr("model_type is cohere2; with sliding_window it must be absent or one of "
                         "gpt_oss, mistral"));
@@ -269,8 +272,12 @@ TEST(LayerSettingsTest, RejectsWindowsThatAreNotThoseOfALayer) {
               HasSubstr("layer_types is missing; sliding_window of this model_type needs it"));
   EXPECT_EQ(message(R"("sliding_window": 8, "max_window_layers": -1)"),
             "max_window_layers is -1; it must be at least 0");
-  EXPECT_EQ(message(R"("sliding_window": 8, "model_type": "qwen2")"),
+  EXPECT_EQ(message(R"("sliding_window": 8, "model_type": "qwen2", "use_sliding_window": true)"),
             "max_window_layers is missing; it must be at least 0");
+  EXPECT_EQ(message(R"("sliding_window": 8, "model_type": "qwen3", "layer_types":
+                       ["sliding_attention"])"),
+            "use_sliding_window is missing; it must be true, because the layer's type is "
+            "sliding_attention");
   EXPECT_THAT(MessageFor(R"({"sliding_window": 8, "max_window_layers": 28})"),
               HasSubstr("max_window_layers is 28 and rapt.prefix is ''; it must have the number"));
 }
