@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
@@ -82,6 +83,17 @@ class TensorReader {
     LinearWeights linear = FindPlain(name);
     if (!linear.matrix) status_.Update(Invalid("tensor ", NameOf(name), " is missing"));
     return linear;
+  }
+
+  // Rejects tensors under the prefix that were not found, other than `harmless`.
+  void RejectOthers(absl::string_view naming, absl::string_view harmless) {
+    const auto& tensors = file_.tensors();
+    for (auto it = tensors.lower_bound(prefix_);
+         it != tensors.end() && absl::StartsWith(it->first, prefix_); ++it) {
+      if (used_.count(it->first) > 0 || it->first == NameOf(harmless)) continue;
+      status_.Update(Invalid("tensor ", it->first, " is none of the naming ", naming,
+                             "; a layer does not compute what it is for"));
+    }
   }
 
   void Update(const absl::Status& status) { status_.Update(status); }
@@ -170,6 +182,9 @@ void ReadLlama(TensorReader& reader, const LayerSettings&, LayerConfig&, LayerWe
   weights.q_norm = reader.Find("q_norm.weight");
   weights.k_norm = reader.Find("k_norm.weight");
   weights.sinks = reader.Find("sinks");
+  // Other models name their projections alike, and have norms, gates or weights besides. The
+  // frequencies follow from rope_theta.
+  reader.RejectOthers("llama", "rotary_emb.inv_freq");
 }
 
 void ReadBert(TensorReader& reader, const LayerSettings&, LayerConfig&, LayerWeights& weights) {

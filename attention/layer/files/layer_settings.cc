@@ -422,6 +422,10 @@ void ReadWindow(const Json& root, LayerSettings& settings, absl::Status& status)
   if (slides) settings.sliding_window = window;
 }
 
+// The models that rotate neighbours, other than those whose attention is refused.
+constexpr absl::string_view kInterleavedModels[] = {"cohere", "ernie4_5", "ernie4_5_moe",
+                                                    "glm",    "glm4",     "helium"};
+
 void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& status) {
   ObjectReader reader(root, "", status);
   reader.Read({"hidden_size", "n_embd", "d_model"}, settings.embed_size);
@@ -433,6 +437,12 @@ void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& st
   reader.Read({"relative_attention_max_distance"}, settings.max_distance);
   reader.Read({"pad_token_id"}, settings.pad_token_id);
   ReadRope(reader, settings, status);
+  std::string model;
+  reader.Read({"model_type"}, model);
+  if (std::find(std::begin(kInterleavedModels), std::end(kInterleavedModels), model) !=
+      std::end(kInterleavedModels)) {
+    settings.interleaved = true;
+  }
   RejectOtherAttention(reader);
 }
 

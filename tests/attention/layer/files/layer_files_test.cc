@@ -122,11 +122,37 @@ TEST_F(LayerFilesTest, DividesTheColumnsOfGpt2) {
   EXPECT_THAT(ValuesOf(layer.weights.k.bias), ElementsAre(2, 3));
 }
 
-TEST_F(LayerFilesTest, ReadsLlamaWithNormsAndSinks) {
+std::vector<TensorToSave> Llama(const std::string& prefix) {
   std::vector<TensorToSave> tensors;
   for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
-    tensors.push_back(Counting(absl::StrCat(name, ".weight"), {8, 8}));
+    tensors.push_back(Counting(absl::StrCat(prefix, name, ".weight"), {8, 8}));
   }
+  return tensors;
+}
+
+// Norms after the rotary embedding, those of the attended values, gates: models that have them
+// name their projections as llama does.
+TEST_F(LayerFilesTest, RejectsTensorsThatChangeTheAttentionOfLlama) {
+  const std::string config =
+      R"({"num_attention_heads": 2, "rapt": {"prefix": "layers.1.self_attn."}})";
+  for (const char* name : {"query_layernorm.weight", "attn_sub_norm.weight", "lambda_q1", "A"}) {
+    std::vector<TensorToSave> tensors = Llama("layers.1.self_attn.");
+    tensors.push_back(Counting(absl::StrCat("layers.1.self_attn.", name), {4}));
+    EXPECT_EQ(
+        MessageFor(tensors, config),
+        absl::StrCat("model.safetensors: tensor layers.1.self_attn.", name,
+                     " is none of the naming llama; a layer does not compute what it is for"));
+  }
+  std::vector<TensorToSave> harmless = Llama("layers.1.self_attn.");
+  for (const char* name : {"layers.1.self_attn.rotary_emb.inv_freq", "layers.1.mlp.gate.weight",
+                           "layers.10.self_attn.query_layernorm.weight", "A"}) {
+    harmless.push_back(Counting(name, {4}));
+  }
+  EXPECT_EQ(Read(harmless, config).tensors.size(), 4);
+}
+
+TEST_F(LayerFilesTest, ReadsLlamaWithNormsAndSinks) {
+  std::vector<TensorToSave> tensors = Llama("");
   for (const char* name : {"q_norm.weight", "k_norm.weight", "sinks"}) {
     tensors.push_back(Counting(name, {4}));
   }

@@ -282,6 +282,17 @@ TEST(LayerSettingsTest, RejectsWindowsThatAreNotThoseOfALayer) {
               HasSubstr("max_window_layers is 28 and rapt.prefix is ''; it must have the number"));
 }
 
+TEST(LayerSettingsTest, RotatesNeighboursAsTheModelDoes) {
+  const auto interleaved = [](const std::string& json) {
+    return ParseLayerSettings(json).value().interleaved.value_or(false);
+  };
+  for (const char* model : {"cohere", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"}) {
+    EXPECT_TRUE(interleaved(absl::StrCat(R"({"model_type": ")", model, R"("})"))) << model;
+  }
+  EXPECT_FALSE(interleaved(R"({"model_type": "glm4_moe"})"));
+  EXPECT_FALSE(interleaved(R"({"model_type": "glm", "rapt": {"interleaved": false}})"));
+}
+
 TEST(LayerSettingsTest, ReadsTheScaleOfGranite) {
   const auto settings = ParseLayerSettings(R"({"attention_multiplier": 0.25})");
   ASSERT_TRUE(settings.ok()) << settings.status();
