@@ -192,6 +192,7 @@ def test_a_window_frees_what_it_hides(server, client):
         for begin in range(0, 4096, 512):
             step = infer(client, name, x[:, begin : begin + 512], sequence_id=id, sequence_start=begin == 0)
         used[name] = server.read_gauge("rapt_kv_used_bytes") - before
+        check(step, infer(client, name, x)[:, -512:])
         again = infer(client, name, x[:, -512:], sequence_id=id, parameters={"position": 4096 - 512})
         np.testing.assert_array_equal(again, step)
     assert used["window"] < used["llama"] / 4
