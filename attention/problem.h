@@ -99,8 +99,8 @@ struct RotaryCache {
 // tokens:
 //
 //     kLinear   all are divided (Chen et al. 2023)
-//     kLlama3   those that turn fewer than `slow` times are divided, those of more than `fast`
-//     kept;
+//     kLlama3   pairs that turn fewer than `slow` times are divided,
+//               those that turn more than `fast` times are kept;
 //               in between the result is linear in the turns
 //     kYarn     the same, linear in the pair's index (Peng et al. 2023)
 struct RopeScaling {

@@ -120,7 +120,9 @@ std::vector<LayerCase> Models() {
   gpt_oss.config.is_causal = true;
   gpt_oss.config.sliding_window = 2;
   gpt_oss.config.rope_scaling = kYarn;
-  gpt_oss.lengths = {5, 4};
+  gpt_oss.lengths = {5, 2};  // the last query of a batch row sees nothing
+  LayerCase mistral = gpt_oss;
+  mistral.has_norms = mistral.has_sinks = false;
   LayerCase gpt2{.transposed = true, .is_causal = true, .lengths = {3, 5}};
   LayerCase bert{.has_ids = true};
   bert.config.pad_token_id = 0;
@@ -136,7 +138,7 @@ std::vector<LayerCase> Models() {
   luong.has_biases = false;
   LayerCase encoded{.tokens = 6};
   encoded.config.positional_base = 10000;
-  return {torch, cross, llama, gpt_oss, gpt2, bert, t5, bahdanau, luong, encoded};
+  return {torch, cross, llama, gpt_oss, mistral, gpt2, bert, t5, bahdanau, luong, encoded};
 }
 
 TEST(LayerTest, IsTheDefinitionInEveryType) {
