@@ -16,6 +16,8 @@ from attention_client import to_input
 from rapt_server import RaptServer
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 from transformers.models.bert.modeling_bert import BertAttention
+from transformers.models.cohere.modeling_cohere import CohereAttention, CohereRotaryEmbedding
+from transformers.models.glm.modeling_glm import GlmAttention, GlmRotaryEmbedding
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
@@ -176,6 +178,17 @@ def qwen3():
     return with_rotary(module, config, LlamaRotaryEmbedding(config))
 
 
+def cohere():
+    config = transformers.CohereConfig(**GROUPED)
+    return with_rotary(CohereAttention(config, layer_idx=3), config, CohereRotaryEmbedding(config))
+
+
+def glm():
+    config = transformers.GlmConfig(**GROUPED)
+    assert config.rope_parameters["partial_rotary_factor"] == 0.5
+    return with_rotary(GlmAttention(config, layer_idx=3), config, GlmRotaryEmbedding(config))
+
+
 def qwen2_window():
     config = transformers.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=5, max_window_layers=3)
     module = Qwen2Attention(config, layer_idx=3)
@@ -241,7 +254,7 @@ def t5_cross():
 
 
 TORCH = [multihead, multihead_with_bias_kv, multihead_of_other_sizes]
-ROPE = [llama, llama3, llama_linear, llama_yarn, llama_yarn_mscale, qwen3, gpt_oss]
+ROPE = [llama, llama3, llama_linear, llama_yarn, llama_yarn_mscale, cohere, glm, qwen3, gpt_oss]
 WINDOW = [mistral, qwen2, qwen2_window, gpt_oss_window]
 CAUSAL = [gpt2, t5_decoder, *ROPE, *WINDOW]
 SELF = [bert, t5, *CAUSAL]
