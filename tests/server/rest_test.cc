@@ -544,7 +544,8 @@ TEST_F(SmallRestTest, MemoryStaysWithinTheBudget) {
                                           std::string(100000, 'x')));
   }
   for (auto& connection : connections) {
-    EXPECT_THAT(connection->Read().status, ::testing::AnyOf(408, 429));
+    // 504: one that waited for memory on a slow machine, and then for its body.
+    EXPECT_THAT(connection->Read().status, ::testing::AnyOf(408, 429, 504));
   }
   connections.clear();
   WaitUntilNothingIsHeld(server_);
