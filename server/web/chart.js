@@ -1,7 +1,7 @@
 // Line charts as SVG, with a table of the same numbers.
 import {el, svg, table} from './text.js';
 
-const WIDTH = 640, HEIGHT = 320, LEFT = 108, RIGHT = 16, TOP = 14, BOTTOM = 56;
+const WIDTH = 640, HEIGHT = 320, LEFT = 116, RIGHT = 32, TOP = 18, BOTTOM = 56;
 // Okabe and Ito's colours, which colour-blind readers tell apart, in the order of contrast to both backgrounds, and a grey.
 const COLOURS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#858585'];
 const DASHED_FROM = 3;

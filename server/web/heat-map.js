@@ -36,7 +36,10 @@ export class HeatMap extends HTMLElement {
   constructor() {
     super();
     this.#canvas.setAttribute('aria-hidden', 'true');
-    this.#observer = new ResizeObserver(() => this.#fit());
+    this.#observer = new ResizeObserver(() => {
+      this.#fitReadout();
+      this.#fit();
+    });
   }
 
   #observer;
@@ -132,11 +135,9 @@ export class HeatMap extends HTMLElement {
     this.#fillReadout(this.#verb === ATTENDS ? mostOf(this.#matrix, this.#row) : []);
   }
 
-  /** Words are cut where there is no room, which makes a screen reader pause around them. */
   #fillReadout(nodes) {
-    const room = this.clientWidth;
     this.#readout.replaceChildren(...nodes);
-    this.#readout.classList.toggle('tight', this.#readout.textContent.length * LETTER_REM * remOf() > room);
+    this.#fitReadout();
   }
 
   #showLegend([lowMeans, highMeans]) {
@@ -149,6 +150,11 @@ export class HeatMap extends HTMLElement {
   }
 
   // --- Layout ---
+
+  /** Words are cut where there is no room, which makes a screen reader pause around them. */
+  #fitReadout() {
+    this.#readout.classList.toggle('tight', this.#readout.textContent.length * LETTER_REM * remOf() > this.clientWidth);
+  }
 
   #fit() {
     const matrix = this.#matrix;

@@ -176,18 +176,25 @@ async function withoutAndWithCausal(answer) {
   return controls.causal ? [other, answer] : [answer, other];
 }
 
-/** Beside Causal, what it changes for the chosen word. */
+/** Beside Causal, what it changes for the chosen word. Until that is known, what was told before keeps its place and is not seen. */
 async function showChange() {
-  const answer = shown;
-  const isCausal = answer?.controls.causal && Boolean(answer.call ?? answer.layerCall);
+  const answer = shown, change = $('#change');
+  change.classList.add('outdated');
+  let told = [];
   try {
-    const answers = isCausal ? await withoutAndWithCausal(answer) : [];
-    if (answer !== shown) return;
-    const [before, after] = answers.map((one) => matrixOfWeights({...one, source: answer.source}, 0, clamped(state.head, answer.weights.shape[1])));
-    $('#change').replaceChildren(...(isCausal ? changeOf(before, after, clamped(state.row, after.rows)) : []));
+    if (answer.controls.causal && (answer.call || answer.layerCall)) {
+      const answers = await withoutAndWithCausal(answer);
+      if (answer !== shown) return;
+      const head = clamped(state.head, answer.weights.shape[1]);
+      const [before, after] = answers.map((one) => matrixOfWeights({...one, source: answer.source}, 0, head));
+      told = changeOf(before, after, clamped(state.row, after.rows));
+    }
   } catch (error) {
-    if (error.name !== 'AbortError') fail(error);
+    if (answer !== shown || error.name === 'AbortError') return;  // of a call that another one replaces
+    fail(error);
   }
+  change.replaceChildren(...told);
+  change.classList.remove('outdated');
 }
 
 const currentView = () => (Object.hasOwn(VIEWS, state.view) ? state.view : DEFAULTS.view);
@@ -442,9 +449,7 @@ function bindControls() {
     map.focus();
   });
   document.addEventListener('updateview', showView);
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {  // the colours of masked cells
-    for (const picture of document.querySelectorAll('rapt-heat-map, rapt-heads')) picture.redraw();
-  });
+  followScreen();
   window.addEventListener('hashchange', () => {
     clearTimeout(addressTimer);
     choosing.abort();
@@ -454,6 +459,19 @@ function bindControls() {
     fillControls(null);
     refresh();
   });
+}
+
+/** Draws the canvases again when the colours of masked cells or the resolution change: a browser's zoom changes it, too. */
+function followScreen() {
+  const redraw = () => {
+    for (const picture of document.querySelectorAll('rapt-heat-map, rapt-heads')) picture.redraw();
+  };
+  const followResolution = () => matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener('change', () => {
+    redraw();
+    followResolution();
+  }, {once: true});
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+  followResolution();
 }
 
 /** Beside the map they are always open; below it on a small screen, at first not. */

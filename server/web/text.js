@@ -1,15 +1,18 @@
 // Numbers and elements as text and DOM.
 
+/** The text of a large number, which has an exponent; that of another one is made by `write`. */
+const orExponent = (value, write) => (Math.abs(value) >= 1e5 ? value.toExponential(2) : write());
+
 /** Returns a value as the page and the copied Python show it: three decimals. */
 export function show(value, decimals = 3) {
   if (Number.isNaN(value)) return 'NaN';
   if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
-  const text = Math.abs(value) >= 1e5 ? value.toExponential(2) : value.toFixed(decimals);
+  const text = orExponent(value, () => value.toFixed(decimals));
   return Number(text) === 0 ? text.replace('-', '') : text.replace('-', '−');
 }
 
 /** Returns a number of a scale: three digits at most. */
-export const brief = (value) => String(Number(value.toPrecision(3))).replace('-', '−');
+export const brief = (value) => orExponent(value, () => String(Number(value.toPrecision(3)))).replace('-', '−');
 
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
 

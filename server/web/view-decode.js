@@ -2,7 +2,7 @@
 import './heat-map.js';
 import {attend} from './call.js';
 import {rangeOf} from './colours.js';
-import {ask, describeServer, fromMessage, toMessage} from './server.js';
+import {ask, describeServer, fromMessage, knownServer, toMessage} from './server.js';
 import {headOf, tensor} from './tensor.js';
 import {el, showBytes} from './text.js';
 
@@ -54,7 +54,7 @@ class Decode extends HTMLElement {
   async update({call, source, head, signal}) {
     this.head = head;
     if (this.call !== call) {
-      const {caches} = await describeServer(signal);
+      const caches = knownServer()?.caches ?? (await describeServer(signal)).caches;  // one without may have been started anew
       signal.throwIfAborted();
       Object.assign(this, {call, source, rows: []});
       this.#steps.hidden = !caches;

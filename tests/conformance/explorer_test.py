@@ -310,6 +310,12 @@ def test_a_long_word_leaves_the_number_of_the_readout(explorer):
     assert end >= -0.5
 
 
+def test_a_readout_fits_after_the_window_became_smaller(explorer):
+    page = explorer.open("#s=" + "pneumono" * 2 + "+cats").page
+    page.set_viewport_size({"width": 820, "height": 1000})
+    page.wait_for_function("() => document.querySelector('#map .readout').matches('.tight')")
+
+
 def test_legends_say_what_colours_mean(explorer):
     explorer.open("#view=gradient&causal=1&row=2")
     assert explorer.page.locator("#map .legend span").all_text_contents() == ["0", "1", "masked"]
@@ -325,6 +331,13 @@ def test_legends_say_what_colours_mean(explorer):
     expect(explorer.page.locator("rapt-positions .legend span").first).to_have_text("−1")
     explorer.page.get_by_role("button", name="Table").click()
     expect(explorer.page.locator("#map .legend")).to_be_hidden()
+
+
+def test_large_numbers_have_an_exponent(explorer):
+    explorer.open("#source=numbers&n=1e7+2%0A-3e8+4&view=steps")
+    scores = explorer.page.locator("rapt-steps rapt-heat-map").first
+    expect(scores.locator(".legend span")).to_have_text(["−2.12e+15", "2.12e+15"])
+    expect(scores.locator("[role=gridcell]").last).to_have_attribute("aria-label", "q0 → k1: −2.12e+15")
 
 
 def test_masked_cells_say_so(explorer):
@@ -519,6 +532,20 @@ def test_what_the_mask_changes_is_told_of_the_chosen_head(explorer):
         expect(explorer.page.locator("#change")).to_contain_text(f"“a” has {after[0]:.3f} instead of {before[0]:.3f}.")
 
 
+@pytest.mark.parametrize(
+    "state, row, sentence",
+    [
+        ("norm=sparsemax", 2, r"hides 3 of 6 words from “sat”, which together have 0\.000 without it: it changes nothing here\.$"),
+        ("sink=3", 0, r"This moves to the words that are left and to the sink: “the₁” has 0\.203 instead of 0\.111\.$"),
+        ("type=BF16", 0, r"This moves to the words that are left: “the₁” has 1\.000 instead of"),
+    ],
+    ids=["nowhere", "to the sink", "rounded"],
+)
+def test_where_the_weight_of_masked_words_goes(explorer, state, row, sentence):
+    explorer.open(f"#causal=1&{state}&row={row}")
+    expect(explorer.page.locator("#change")).to_have_text(re.compile(sentence))
+
+
 def test_the_table_has_the_numbers(explorer):
     explorer.open()
     want = explorer.weights()
@@ -582,6 +609,17 @@ def test_masked_cells_follow_the_colour_scheme(explorer):
         explorer.page.wait_for_function("() => new Promise(requestAnimationFrame)")
         colours = [*(colour_of(map, 3) for map in maps), head.evaluate(corner)]
         assert [min(colour) > 110 for colour in colours] == [is_light] * 3
+
+
+def test_canvases_are_drawn_again_for_another_resolution(explorer):
+    explorer.open("#s=a+dog&heads=2")
+    canvases = [explorer.page.locator(f"#map {part} canvas").first for part in ("rapt-heat-map", "rapt-heads")]
+    sharpness = "canvas => canvas.width / parseFloat(canvas.style.width)"
+    devtools = explorer.page.context.new_cdp_session(explorer.page)
+    for width, ratio in ((2072, 1.25), (1480, 1.75), (2590, 1)):  # as by the browser's zoom
+        devtools.send("Emulation.setDeviceMetricsOverride", {"width": width, "height": 1000, "deviceScaleFactor": ratio, "mobile": False})
+        for canvas in canvases:
+            explorer.page.wait_for_function(f"canvas => Math.abs(({sharpness})(canvas) - {ratio}) < 0.01", arg=canvas.element_handle())
 
 
 # --- Copies and files -------------------------------------------------------------------------------
@@ -1215,11 +1253,11 @@ def test_costs(explorer, server):
     times = explorer.page.locator("rapt-cost table").nth(1).locator("tbody tr")
     expect(times).to_have_count(2, timeout=20_000)
     colours = [
-        symbols.locator("span").evaluate_all("spans => spans.map(span => [span.textContent, span.firstChild.style.background])")
+        symbols.locator("span").evaluate_all("spans => spans.map(span => [span.textContent, span.firstChild.style.borderColor])")
         for symbols in explorer.page.locator("rapt-cost .symbols").all()
     ]
     common = {name for name, _ in colours[0]} & {name for name, _ in colours[1]}
-    assert len(common) == 3 and all(dict(colours[0])[name] == dict(colours[1])[name] for name in common)
+    assert len(common) == 3 and all(dict(colours[0])[name] == dict(colours[1])[name] != "" for name in common)
     assert all(re.fullmatch(r"\d+ µs|\d+\.\d ms", text) for text in times.first.locator("td").all_text_contents())
 
 
@@ -1241,6 +1279,19 @@ def test_decode_against_a_cache(explorer, server):
     with explorer.page.expect_response("**/rapt/v1/caches/close"):
         explorer.page.get_by_role("tab", name="Lines").click()
     assert json.loads(fetch(server, "/rapt/v1/caches")[2]).get("caches", []) == []
+
+
+def test_decode_shows_no_words_of_the_sentence_before(explorer):
+    explorer.open("#view=decode&s=a+dog")
+    words = explorer.page.locator("rapt-decode .chips")
+    expect(words).to_have_text("adog")
+    asked = [request for request in explorer.sent if request.url.endswith("/rapt/v1/server")]
+    held = Held(explorer.page, "**/rapt/v1/server")  # which is known
+    explorer.type("the cat sat")
+    expect(words).to_have_text("thecatsat")
+    assert held.routes == [] and asked
+    with explorer.page.expect_response("**/caches/close"):
+        explorer.page.get_by_role("tab", name="Lines").click()
 
 
 def test_decode_without_caches(browser):
@@ -1392,6 +1443,11 @@ class Held:
             self.page.wait_for_timeout(50)
         raise AssertionError(f"{len(self.routes)} of {count} requests to {self.pattern}")
 
+    def release(self, count):
+        """Lets the first ones go; later requests still wait."""
+        for route in self.routes[:count]:
+            route.continue_()
+
     def let_go(self, order=slice(None)):
         self.holds = False
         for route in self.routes[order]:
@@ -1414,6 +1470,32 @@ def test_a_view_shows_the_last_choice(explorer):
     explorer.page.wait_for_timeout(200)  # in which the answer for “cat” must change nothing
     expect(grid).to_have_attribute("aria-label", "dQ for mat")
     expect(explorer.page.get_by_role("heading", name="What the output of “mat” depends on")).to_be_visible()
+
+
+def test_what_the_mask_changes_is_not_that_of_the_sentence_before(explorer):
+    page, beside = explorer.open("#causal=1&view=lines").page, explorer.page.locator("#change")
+    expect(beside).to_contain_text("from “the₁”")
+    page.route("**/attention/infer", lambda route: route.continue_() if b"is_causal" in route.request.post_data_buffer
+               else route.fulfill(status=429, json={"error": "too many calls"}))  # fmt: skip
+    explorer.type("a dog saw")
+    expect(page.get_by_role("status")).to_have_text("too many calls")
+    expect(beside).to_be_empty()
+    expect(page.locator("#heard")).to_have_text("“a” attends most to “a” (1.000)")
+    page.unroute("**/attention/infer")
+    explorer.type("the cat")
+    expect(beside).to_contain_text("from “the”")
+    held = Held(page, "**/attention/infer")
+    page.get_by_role("textbox", name="Sentence").fill("a dog saw")
+    page.keyboard.press("Enter")
+    held.wait_for(2)  # the weights and the mask
+    held.release(2)
+    held.wait_for(3)  # without the mask
+    expect(page.locator("#words h2")).to_have_text("What “a” attends to")
+    expect(beside).to_be_hidden()
+    held.let_go(slice(2, None))
+    expect(beside).to_contain_text("from “a”")
+    expect(beside).to_be_visible()
+    forget_status(explorer, 429)
 
 
 def test_positions_are_those_of_the_last_choice(explorer):
@@ -1696,6 +1778,30 @@ def test_no_text_lies_on_another(browser, server, width):
             assert explorer.page.evaluate(OVERLAPS) == [], tab.text_content()
             assert explorer.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
             explorer.keep_picture(f"view-{tab.text_content().lower()}-{width}")
+
+
+CUT = """charts => charts.flatMap(chart => {
+  const box = chart.getBoundingClientRect();
+  return [...chart.querySelectorAll('text')].filter(text => {
+    const {left, right, top, bottom} = text.getBoundingClientRect();
+    return left < box.left - 1 || right > box.right + 1 || top < box.top - 1 || bottom > box.bottom + 1;
+  }).map(text => text.textContent);
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 1440, 3840])
+def test_labels_of_charts_are_not_cut(browser, server, width):
+    with open_page(browser, f"http://{server.http_address}") as explorer:
+        explorer.page.set_viewport_size({"width": width, "height": 900})
+        explorer.open("#view=cost")
+        charts = explorer.page.locator("#view .chart")
+        expect(charts.get_by_text("16.0 GiB")).to_be_visible()
+        assert charts.evaluate_all(CUT) == []
+        explorer.page.get_by_role("tab", name="Positions").click()
+        explorer.page.get_by_role("spinbutton", name="Positions").fill("1001")
+        explorer.page.keyboard.press("Enter")
+        expect(charts.get_by_text("1000")).to_be_visible()
+        assert charts.evaluate_all(CUT) == []
 
 
 def test_on_a_phone_the_mask_is_beside_the_map(browser, server):
