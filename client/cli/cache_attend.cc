@@ -22,7 +22,8 @@ using client::CacheInfo;
 void PrintAppended(const CacheInfo& cache, const ExpectedFlags& expected,
                    const client::CacheItemResult& result, bool as_json) {
   if (!as_json) {
-    absl::PrintF("layer %d has %d tokens%s\n", expected.layer, result.length,
+    absl::PrintF("layer %d has %d token%s%s\n", expected.layer, result.length,
+                 result.length == 1 ? "" : "s",
                  result.applied_before ? "; these were there already" : "");
     return;
   }

@@ -100,7 +100,9 @@ void PrintVisibility(const Diagnosis& diagnosis) {
     if (count == 0) continue;
     absl::PrintF("  hidden %s, not by position: %s\n", cause, Share(count, diagnosis.pairs));
   }
-  absl::PrintF("  %d query rows see no key; their output is zero\n", diagnosis.empty_rows);
+  absl::PrintF(
+      "  %d query %s is zero\n", diagnosis.empty_rows,
+      diagnosis.empty_rows == 1 ? "row sees no key; its output" : "rows see no key; their output");
   for (const client::QueryRow& row : diagnosis.first_empty_rows) {
     absl::PrintF("    batch %d, head %d, query %d\n", row.batch, row.head, row.query);
   }

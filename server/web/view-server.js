@@ -46,7 +46,7 @@ class Server extends HTMLElement {
     if (this.#samples.length > 2) this.#drawRates();
     const called = models.filter(({inference_stats: {success, fail}}) => Number(success.count) + Number(fail.count) > 0);
     const rest = models.length - called.length;
-    this.#models.replaceChildren(table(`Since the start of the server${rest ? `; ${rest} models without calls are left out` : ''}`, ['model', 'calls', 'errors', 'queue', 'compute'],
+    this.#models.replaceChildren(table(`Since the start of the server${rest ? `; left out: ${rest} without calls` : ''}`, ['model', 'calls', 'errors', 'queue', 'compute'],
       called.map(({name, inference_stats: {success, fail, queue, compute_infer: compute}}) => [
         name, success.count, fail.count, milliseconds(Number(queue.ns), Number(queue.count)), milliseconds(Number(compute.ns), Number(compute.count)),
       ])));

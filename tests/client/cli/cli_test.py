@@ -1129,7 +1129,7 @@ def test_diagnose_lists_rows_that_see_no_key(rapt, save, where):
     assert report["empty_rows"] == {"count": 1, "first": [{"batch": 0, "head": 0, "query": 1}]}
     assert report["masked_by_mask"] == 3
     shown = rapt("diagnose", *flags).stdout
-    assert "  1 query rows see no key; their output is zero\n    batch 0, head 0, query 1\n" in shown
+    assert "  1 query row sees no key; its output is zero\n    batch 0, head 0, query 1\n" in shown
 
 
 @EVERYWHERE
@@ -1289,6 +1289,14 @@ def causal(q, k, v, **call):
     heads_first = (x.transpose(1, 0, 2)[None] for x in (q, k, v))
     visible = np.tril(np.ones((len(q), len(k)), bool), len(k) - len(q))
     return oracle(*heads_first, visible=visible, **call)[0][0].transpose(1, 0, 2)
+
+
+def test_append_tells_how_many_tokens_there_are(rapt, create, save):
+    _, k, _ = tokens_of(1, 1)
+    save(k=k)
+    append = ("cache", "append", create(), "k.npy", "k.npy")
+    assert rapt(*append).stdout == "layer 0 has 1 token\n"
+    assert rapt(*append).stdout == "layer 0 has 2 tokens\n"
 
 
 def test_cache_steps_equal_attention_of_all_tokens(rapt, create, save, load):

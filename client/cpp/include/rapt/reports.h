@@ -197,7 +197,7 @@ struct CacheLimits {
   int64_t max_bytes = 0;             // of all caches
   int64_t max_bytes_per_caller = 0;  // 0: max_bytes
   int64_t max_caches_per_caller = 0;
-  std::chrono::milliseconds default_lease{0};  // after the last call, if the maker does not say
+  std::chrono::milliseconds default_lease{0};  // of a cache created without a lease
   std::chrono::milliseconds max_lease{0};      // longer leases are shortened to it
 };
 
