@@ -606,8 +606,11 @@ def test_masked_cells_follow_the_colour_scheme(explorer):
     }"""
     for scheme, is_light in (("light", True), ("dark", False), ("light", True)):
         explorer.page.emulate_media(color_scheme=scheme)
-        explorer.page.wait_for_function("() => new Promise(requestAnimationFrame)")
-        colours = [*(colour_of(map, 3) for map in maps), head.evaluate(corner)]
+        for _ in range(100):
+            colours = [*(colour_of(map, 3) for map in maps), head.evaluate(corner)]
+            if [min(colour) > 110 for colour in colours] == [is_light] * 3:
+                break
+            explorer.page.wait_for_timeout(50)
         assert [min(colour) > 110 for colour in colours] == [is_light] * 3
 
 
