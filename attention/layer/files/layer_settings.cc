@@ -158,6 +158,7 @@ void RejectOtherAttention(ObjectReader& reader) {
   reader.Allow("scale_attn_weights", {true});
   reader.Allow("scale_attn_by_inverse_layer_idx", {false});
   reader.Allow("clip_qkv", {});
+  reader.Allow("key_multiplier", {1});  // Falcon-H1's
 }
 
 // --- Rotary embedding ----------------------------------------------------------------------------
