@@ -159,6 +159,10 @@ void RejectOtherAttention(ObjectReader& reader) {
   reader.Allow("scale_attn_by_inverse_layer_idx", {false});
   reader.Allow("clip_qkv", {});
   reader.Allow("key_multiplier", {1});  // Falcon-H1's
+  // No other setting and no tensor tells of its norms.
+  if (const Json* const model = reader.Find({"model_type"}); model && *model == "nanochat") {
+    reader.Reject(*model, "another: a layer does not compute norms without weights");
+  }
 }
 
 // --- Rotary embedding ----------------------------------------------------------------------------

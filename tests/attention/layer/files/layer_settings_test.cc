@@ -102,6 +102,8 @@ TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
   MessageFor(R"({"query_pre_attn_scalar": 256})");
   MessageFor(R"({"scale_attn_weights": false})");
   MessageFor(R"({"key_multiplier": 0.5})");
+  EXPECT_THAT(MessageFor(R"({"model_type": "nanochat"})"),
+              HasSubstr(R"(model_type is "nanochat"; it must be another)"));
   EXPECT_TRUE(ParseLayerSettings(R"({"key_multiplier": 1.0})").ok());
   MessageFor(R"({"scale_attn_by_inverse_layer_idx": true})");
   EXPECT_THAT(MessageFor(R"({"clip_qkv": 8.0})"), HasSubstr("clip_qkv is 8.0; it must be null"));
