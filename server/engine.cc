@@ -141,8 +141,9 @@ class Engine::PendingCall {
     if (request_.preparation_bytes == 0) return absl::OkStatus();
     absl::StatusOr<ReservedBuffer> buffer =
         AllocatePart(pool, request_.preparation_bytes, reservation);
-    if (buffer.ok()) preparation_ = *std::move(buffer);
-    return buffer.status();
+    if (!buffer.ok()) return buffer.status();
+    preparation_ = *std::move(buffer);
+    return absl::OkStatus();
   }
 
   absl::Status SetNeeded(std::optional<int64_t> bytes) {
