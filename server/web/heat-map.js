@@ -151,7 +151,7 @@ export class HeatMap extends HTMLElement {
 
   // --- Layout ---
 
-  /** Words are cut where there is no room, which makes a screen reader pause around them. */
+  /** Cuts words only where there is no room: a screen reader pauses at each word that may be cut. */
   #fitReadout() {
     this.#readout.classList.toggle('tight', this.#readout.textContent.length * LETTER_REM * remOf() > this.clientWidth);
   }

@@ -159,7 +159,7 @@ void RejectOtherAttention(ObjectReader& reader) {
   reader.Allow("scale_attn_by_inverse_layer_idx", {false});
   reader.Allow("clip_qkv", {});
   reader.Allow("key_multiplier", {1});  // Falcon-H1's
-  // No other setting and no tensor tells of its norms.
+  // Its norms of Q and K have no weights, so that only the name of the model shows them.
   if (const Json* const model = reader.Find({"model_type"}); model && *model == "nanochat") {
     reader.Reject(*model, "another: a layer does not compute norms without weights");
   }
@@ -401,12 +401,10 @@ bool HasWindow(Windows windows, ObjectReader& reader, absl::string_view prefix,
 void ReadWindow(const Json& root, LayerSettings& settings, absl::Status& status) {
   ObjectReader reader(root, "", status);
   const std::string type = LayerTypeOf(root, settings.prefix, status);
-  std::string model;
   std::optional<bool> is_on;
   std::optional<int64_t> window;
-  reader.Read({"model_type"}, model);
   reader.Read({"use_sliding_window"}, is_on);
-  const bool is_qwen = WindowsOfModel(model) == Windows::kFromMaxWindowLayers;
+  const bool is_qwen = WindowsOfModel(settings.model_type) == Windows::kFromMaxWindowLayers;
   if (!is_on.value_or(!is_qwen)) {
     if (type != kSlides) return;
     return status.Update(Invalid("use_sliding_window is ", is_on ? "false" : "missing",
@@ -421,7 +419,7 @@ void ReadWindow(const Json& root, LayerSettings& settings, absl::Status& status)
   if (*window < 1) {
     status.Update(Invalid("sliding_window is ", *window, "; it must be null or at least 1"));
   }
-  const Windows windows = WindowsOf(root, model, status);
+  const Windows windows = WindowsOf(root, settings.model_type, status);
   const bool slides =
       type.empty() ? HasWindow(windows, reader, settings.prefix, status) : type == kSlides;
   if (slides) settings.sliding_window = window;
@@ -442,10 +440,9 @@ void ReadHuggingFace(const Json& root, LayerSettings& settings, absl::Status& st
   reader.Read({"relative_attention_max_distance"}, settings.max_distance);
   reader.Read({"pad_token_id"}, settings.pad_token_id);
   ReadRope(reader, settings, status);
-  std::string model;
-  reader.Read({"model_type"}, model);
-  if (std::find(std::begin(kInterleavedModels), std::end(kInterleavedModels), model) !=
-      std::end(kInterleavedModels)) {
+  reader.Read({"model_type"}, settings.model_type);
+  if (std::find(std::begin(kInterleavedModels), std::end(kInterleavedModels),
+                settings.model_type) != std::end(kInterleavedModels)) {
     settings.interleaved = true;
   }
   RejectOtherAttention(reader);

@@ -19,6 +19,7 @@ inline constexpr size_t kMaxConfigBytes = 1 << 20;
 struct LayerSettings {
   std::string prefix;  // of the names of the tensors
   std::string naming;  // empty: by the tensors
+  std::string model_type;
   std::optional<int64_t> embed_size;
   std::optional<int64_t> query_heads;
   std::optional<int64_t> kv_heads;
