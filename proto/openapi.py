@@ -132,7 +132,6 @@ OIP_TENSOR = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "shape": SHAPE, "datatype": DATATYPE, "parameters": PARAMETERS, "data": NUMBERS},
     "required": ["name", "shape", "datatype"],
-    "additionalProperties": False,
 }
 
 HAND_WRITTEN = {
@@ -149,6 +148,7 @@ HAND_WRITTEN = {
         **OIP_TENSOR,
     },
     "InferRequest": {
+        "description": "Other properties mean nothing, also of inputs and outputs; clients add some.",
         "type": "object",
         "properties": {
             "id": {"type": "string"},
@@ -164,14 +164,12 @@ HAND_WRITTEN = {
                     "type": "object",
                     "properties": {"name": {"type": "string"}, "parameters": PARAMETERS},
                     "required": ["name"],
-                    "additionalProperties": False,
                 },
             },
         },
         "required": ["inputs"],
-        "additionalProperties": False,
     },
-    "InferOutput": OIP_TENSOR,
+    "InferOutput": {**OIP_TENSOR, "additionalProperties": False},
     "InferResponse": {
         "type": "object",
         "properties": {
@@ -284,8 +282,8 @@ class Paths:
 def add_v2(paths):
     add = paths.add
     add("get", "/v2", "Name, version and extensions of the server", ".inference.ServerMetadataResponse")
-    add("get", "/v2/health/live", "Whether the process runs", "Nothing", is_public=True)
-    add("get", "/v2/health/ready", "Whether the server computes and accepts calls", "Nothing", is_public=True)
+    add("get", "/v2/health/live", "Whether the process runs", ".inference.ServerLiveResponse", is_public=True)
+    add("get", "/v2/health/ready", "Whether the server computes and accepts calls", ".inference.ServerReadyResponse", is_public=True)
     model = "/v2/models/{model} /v2/models/{model}/versions/{version}"
 
     def of_model(suffix):
@@ -293,7 +291,7 @@ def add_v2(paths):
 
     add("get", model, "Inputs and outputs of a model", ".inference.ModelMetadataResponse")
     add("get", of_model("/config"), "A model's configuration, in Triton's form", ".inference.ModelConfig")
-    add("get", of_model("/ready"), "Whether a model is ready", "Nothing")
+    add("get", of_model("/ready"), "Whether a model is ready", ".inference.ModelReadyResponse")
     add("get", "/v2/models/stats " + of_model("/stats"), "Statistics of calls, also over gRPC", ".inference.ModelStatisticsResponse")
     add("post", of_model("/infer"), "Inference", "InferResponse", "InferRequest", INFER)
     add("post", "/v2/repository/index", "The models", "[.inference.RepositoryIndexResponse.ModelIndex]", "RepositoryIndexRequest", {"ready": True})

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -15,8 +16,11 @@
 
 namespace rapt {
 
-// Under which calls of further layers are counted; no layer may have this name.
+// Under which calls of further layers, and of models that do not exist, are counted; no layer may
+// have this name.
 inline constexpr char kOtherLayers[] = "others";
+
+inline ModelId OtherModels() { return ModelId(std::make_shared<const std::string>(kOtherLayers)); }
 
 // A T for each model that calls are counted for. A layer keeps its T when it is unloaded, so that
 // counts never go back; from kMaxLayers names on, layers share one, kOtherLayers. Thread-safe; T
@@ -31,7 +35,8 @@ class PerModel {
     if (model.kind != Model::kLayer) return built_in_[static_cast<size_t>(model.kind)];
     MutexLock lock(mutex_);
     if (const auto known = layers_.find(model.name()); known != layers_.end()) return known->second;
-    return layers_[std::string(layers_.size() < kMaxLayers ? model.name() : kOtherLayers)];
+    const size_t layers = layers_.size() - layers_.count(kOtherLayers);
+    return layers_[std::string(layers < kMaxLayers ? model.name() : kOtherLayers)];
   }
 
   // Visits every built-in model, and the layers by name.

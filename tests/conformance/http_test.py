@@ -511,9 +511,10 @@ def test_kserve_example_serves_what_a_router_sends():
             with urllib.request.urlopen(request) as answer:
                 return json.load(answer)
 
-        assert send(container["readinessProbe"]["httpGet"]["path"]) == {}
-        for path in (f"/v2/models/{model}/ready", "/v2/health/ready", "/v2/health/live"):
-            assert send(path) == {}
+        assert send(container["readinessProbe"]["httpGet"]["path"]) == {"ready": True}
+        for path in (f"/v2/models/{model}/ready", "/v2/health/ready"):
+            assert send(path) == {"ready": True}
+        assert send("/v2/health/live") == {"live": True}
         assert send("/v2")["name"] and send(f"/v2/models/{model}")["name"] == model
         tensor = {"shape": [1, 1, 1, 1], "datatype": "FP32", "data": [3.0]}
         answer = send(f"/v2/models/{model}/infer", json.dumps({"inputs": [{"name": n, **tensor} for n in "QKV"]}).encode())

@@ -362,7 +362,8 @@ WRONG_STARTS = {
     "softcap": ({"Q": ONES, "K": ONES, "V": ONES}, {"softcap": -1.0}, "softcap is -1"),
     "storage": ({"K": ONES, "V": ONES}, {"storage": "int4"}, "storage"),
     "storage of FP64": ({"K": ONES.astype("f8"), "V": ONES.astype("f8")}, {"storage": "int8"}, "INT8 stores FP32, FP16 or BF16"),
-    "unknown": ({"K": ONES, "V": ONES}, {"is_causal": 1}, "unknown request parameter is_causal"),
+    "unknown": ({"K": ONES, "V": ONES}, {"is_casual": 1}, "unknown request parameter is_casual; the parameters are is_causal, "),
+    "not causal": ({"K": ONES, "V": ONES}, {"is_causal": 0}, "parameter is_causal is 0; it must be true"),
     "input": ({"K": ONES, "V": ONES, "attn_mask": ONES}, {}, "unknown input attn_mask"),
 }
 

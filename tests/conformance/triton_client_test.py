@@ -81,7 +81,7 @@ def test_server_metadata_lists_the_extensions(client):
     metadata = client.get_server_metadata()
     assert metadata.name
     assert metadata.version
-    assert set(metadata.extensions) == {"statistics", "parameters", "model_configuration"}
+    assert set(metadata.extensions) == {"statistics", "parameters", "model_configuration", "binary_tensor_data"}
 
 
 def test_model_metadata_names_every_tensor(client):
@@ -230,6 +230,10 @@ def test_an_error_keeps_its_position_in_the_stream(stream):
     wrong = ({**qkv(), "K": WIDE}, {"request_id": "wrong"})
     right = (qkv(), {"request_id": "right"})
     first, second, third, last = stream(right, wrong, right, wrong)
+    # A client that reads until the last response of a request, as with Triton's decoupled models, ends.
+    for result in (first[0], third[0]):
+        assert result.get_response().id == "right"
+        assert result.get_response().parameters["triton_final_response"].bool_param
     for result, error in (second, last):
         assert error is not None
         assert "INVALID_ARGUMENT" in error.message() and "K has head size 6" in error.message()
@@ -395,6 +399,20 @@ def test_statistics_name_every_model(client):
     assert [model.name for model in client.get_inference_statistics().model_stats] == MODELS
     error = refusal(grpc.StatusCode.NOT_FOUND, client.get_inference_statistics, "transformer")
     assert all(name in str(error) for name in MODELS)
+
+
+def test_an_unknown_model_is_no_failure_of_another(client):
+    def failures():
+        return [model.inference_stats.fail.count for model in client.get_inference_statistics().model_stats]
+
+    before = failures()
+    inputs = [to_input(name, x) for name, x in qkv().items()]
+    refusal(grpc.StatusCode.NOT_FOUND, client.infer, "transformer", inputs)
+    refusal(grpc.StatusCode.NOT_FOUND, client.infer, "attention", inputs, model_version="7")
+    refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "rotary_embedding", inputs)
+    while sum(after := failures()) == sum(before):  # the others were counted before it
+        pass
+    assert [now - then for now, then in zip(after, before)] == [int(name == "rotary_embedding") for name in MODELS]
 
 
 def test_statistics_count_each_model(client):

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "server/calls/per_model.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/parameters.h"
 #include "server/protocols/response_size.h"
@@ -51,6 +52,12 @@ constexpr wire::MessageSchema kInferSchema = {kInferFields};
 
 // Typed contents up to here are parsed by generated code; larger ones are read in place.
 constexpr int64_t kParsedContentsBytes = 64 * 1024;
+
+// Of a requested output: Triton would answer the largest elements, as text.
+constexpr char kClassificationParameter[] = "classification";
+
+// Of a response in a stream: no further one follows for its request.
+constexpr char kFinalParameter[] = "triton_final_response";
 
 // nonpad_kv_seqlen is copied without a reservation, hence bounded.
 constexpr int64_t kMaxKeyLengths = 64 * 1024;
@@ -420,6 +427,11 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
       return absl::InvalidArgumentError(
           absl::StrCat("output ", output.name(), " is requested twice"));
     }
+    if (output.parameters().count(kClassificationParameter) > 0) {
+      return absl::InvalidArgumentError(absl::StrCat("output ", output.name(), " has parameter ",
+                                                     kClassificationParameter,
+                                                     ", which is not supported"));
+    }
     auto shared = ReadTensorParameters(absl::StrCat("output ", output.name()), output.parameters());
     if (!shared.ok()) return shared.status();
     all.push_back({tensor->name, tensor->role, *std::move(shared)});
@@ -563,12 +575,17 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
   return now + timeout;
 }
 
+absl::Status OfNoModel(absl::Status status, ModelId* reported) {
+  if (reported != nullptr) *reported = OtherModels();
+  return status;
+}
+
 absl::Status Decode(std::shared_ptr<const InferFields> fields, Instant now,
                     const SharedMemory& shared_memory, ModelId* reported,
                     const Residence& residence, DecodedInfer& decoded) {
   const ModelInferRequest& message = fields->message;
   const auto info = FindModel(message.model_name(), message.model_version(), residence);
-  if (!info.ok()) return info.status();
+  if (!info.ok()) return OfNoModel(info.status(), reported);
   const ModelId& model = (*info)->model;
   if (reported != nullptr) *reported = model;
   Calls calls;
@@ -612,10 +629,11 @@ const wire::MessageSchema& InferSchema() { return kInferSchema; }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory, ModelId* reported,
-                                         const Residence& residence) {
+                                         const Residence& residence, std::string* id) {
   const auto fields = std::make_shared<Fields>();
   absl::Status status = ReadFields(bytes, *fields);
-  if (!status.ok()) return status;
+  if (!status.ok()) return OfNoModel(std::move(status), reported);
+  if (id != nullptr) *id = fields->message.id();
   return DecodeInfer(fields, now, shared_memory, reported, residence);
 }
 
@@ -643,13 +661,16 @@ absl::Status CompleteSession(Request started, DecodedInfer& decoded) {
   return status;
 }
 
-ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
+namespace {
+
+ResponseMessage Encode(const DecodedInfer& decoded, const Result& result, bool in_stream) {
   alignas(8) char block[1024];  // few responses need more
   google::protobuf::Arena arena(block, sizeof(block));
   auto& fields = *google::protobuf::Arena::CreateMessage<inference::ModelInferResponse>(&arena);
   fields.set_model_name(std::string(decoded.model.name()));
   fields.set_model_version(kModelVersion);
   fields.set_id(decoded.id);
+  if (in_stream) (*fields.mutable_parameters())[kFinalParameter].set_bool_param(true);
   for (const RequestedOutput& output : decoded.outputs) {
     auto& tensor = *fields.add_outputs();
     tensor.set_name(output.name.data(), output.name.size());
@@ -675,8 +696,14 @@ ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   return response;
 }
 
+}  // namespace
+
+ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
+  return Encode(decoded, result, /*in_stream=*/false);
+}
+
 ResponseMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result) {
-  const ResponseMessage::Pieces pieces = EncodeInfer(decoded, result).TakePieces();
+  const ResponseMessage::Pieces pieces = Encode(decoded, result, /*in_stream=*/true).TakePieces();
   size_t size = 0;
   for (const ResponseMessage::Piece& piece : pieces) {
     size += piece.bytes.size() + piece.payload.bytes.size();
@@ -698,7 +725,9 @@ ResponseMessage EncodeStreamError(const std::string& id, const absl::Status& sta
   // The response has no other field for the code.
   fields.set_error_message(
       absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()));
-  fields.mutable_infer_response()->set_id(id);
+  inference::ModelInferResponse& response_fields = *fields.mutable_infer_response();
+  response_fields.set_id(id);
+  (*response_fields.mutable_parameters())[kFinalParameter].set_bool_param(true);
   ResponseMessage response;
   response.Append(fields.SerializeAsString());
   return response;

@@ -49,12 +49,14 @@ const wire::MessageSchema& InferSchema();
 // in place, in `bytes`, which must outlive it, or in `shared_memory`. InvalidArgument names the
 // field, the value received and the values allowed; NotFound for an unknown model or region;
 // Unimplemented for shared memory if it is disabled; ResourceExhausted if the response would exceed
-// the largest message. If the model is known, sets `reported`, for the report of a failed call,
-// unless it is null.
+// the largest message. Sets `reported`, for the report of a failed call, and `id`, for its
+// response, as far as they are known, unless they are null; an unknown model is one of
+// OtherModels().
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory,
                                          ModelId* reported = nullptr,
-                                         const Residence& residence = {});
+                                         const Residence& residence = {},
+                                         std::string* id = nullptr);
 
 // The same for a message whose fields another protocol has read.
 absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
@@ -69,9 +71,9 @@ absl::Status CompleteSession(Request started, DecodedInfer& decoded);
 // whose request may have been moved away.
 ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result);
 
-// The same in a ModelStreamInferResponse.
+// The same in a ModelStreamInferResponse, which says that it is the only one of its request.
 ResponseMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result);
-// Encodes a ModelStreamInferResponse with the error of request `id`.
+// Encodes a ModelStreamInferResponse with the error of request `id`. It says the same.
 ResponseMessage EncodeStreamError(const std::string& id, const absl::Status& status);
 
 }  // namespace rapt::oip

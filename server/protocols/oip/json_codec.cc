@@ -40,6 +40,22 @@ absl::Status Invalid(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
+// A field of an object. The value of any other is skipped, as Triton does: clients add some.
+struct Field {
+  absl::string_view name;
+  absl::string_view type;
+};
+constexpr Field kRequestFields[] = {{"id", "a string"},
+                                    {"parameters", "an object"},
+                                    {"inputs", "an array of objects"},
+                                    {"outputs", "an array of objects"}};
+constexpr Field kInputFields[] = {{"name", "a string"},
+                                  {"datatype", "a string"},
+                                  {"shape", "an array of integers"},
+                                  {"data", "an array"},
+                                  {"parameters", "an object"}};
+constexpr Field kOutputFields[] = {{"name", "a string"}, {"parameters", "an object"}};
+
 // What is known of an input apart from its message.
 struct InputState {
   bool has_shape = false;
@@ -114,23 +130,42 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         return InputName();
       case Place::kOutput:
         return absl::StrCat("output ", output().name());
-      case Place::kParameters:
-        return "a parameter";
       default:
         return "the request";
     }
   }
-  bool WrongField() {
-    absl::string_view fields = "id, parameters, inputs, outputs";
-    if (place() == Place::kInput) fields = "name, shape, datatype, parameters, data";
-    if (place() == Place::kOutput) fields = "name, parameters";
-    return Fail(Invalid(Where(), " has a field '", absl::string_view(key_).substr(0, 64),
-                        "' that is unknown or has the wrong type; the fields are ", fields));
+  // A value that its field, if there is one of this name, does not have.
+  bool OnOtherField() {
+    absl::Span<const Field> fields = kRequestFields;
+    if (place() == Place::kInput) fields = kInputFields;
+    if (place() == Place::kOutput) fields = kOutputFields;
+    const auto field = std::find_if(fields.begin(), fields.end(),
+                                    [&](const Field& known) { return known.name == key_; });
+    if (field == fields.end()) return true;
+    return Fail(
+        Invalid(Where(), " has a field ", key_, " of the wrong type; it must be ", field->type));
+  }
+  bool InObject() const {
+    return place() == Place::kRequest || place() == Place::kInput || place() == Place::kOutput;
+  }
+  // Whether the parameter at hand may have any value.
+  bool IsIgnored() const {
+    return stack_[stack_.size() - 2] != Place::kRequest || IsIgnoredParameter(key_);
+  }
+  // The parser begins, or ends, an object or array that means nothing.
+  bool Skip() {
+    ++skipped_;
+    return true;
+  }
+  bool EndSkipped() {
+    --skipped_;
+    return true;
   }
 
  public:
   // For the parser.
-  bool null() override { return OnOther("null"); }
+  // A field that is null is absent.
+  bool null() override { return skipped_ > 0 || InObject() || OnOther("null"); }
   bool boolean(bool value) override { return OnScalar(value); }
   bool number_integer(int64_t value) override { return OnScalar(value); }
   bool number_unsigned(uint64_t value) override { return OnScalar(value); }
@@ -146,15 +181,14 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool OnOther(absl::string_view what) {
-    if (place() == Place::kRequest || place() == Place::kInput || place() == Place::kOutput) {
-      return WrongField();
-    }
+    if (InObject()) return OnOtherField();
     if (place() == Place::kData || place() == Place::kShape) {
       return Fail(Invalid(InputName(), " has ", what,
                           place() == Place::kData ? " in data; it must have numbers"
                                                   : " in shape; it must have integers"));
     }
     if (place() == Place::kParameters) {
+      if (IsIgnored()) return true;
       return Fail(Invalid("parameter ", key_.substr(0, 64), " is ", what,
                           "; it must be a bool, a number or a string"));
     }
@@ -186,25 +220,26 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool OnScalar(const JsonScalar& value) {
+    if (skipped_ > 0) return true;
     const auto* const text = std::get_if<absl::string_view>(&value);
     switch (place()) {
       case Place::kRequest:
-        if (key_ != "id" || text == nullptr) return WrongField();
+        if (key_ != "id" || text == nullptr) return OnOtherField();
         result_->message.set_id(text->data(), text->size());
         return true;
       case Place::kInput:
-        if (text == nullptr) return WrongField();
+        if (text == nullptr) return OnOtherField();
         if (key_ == "name") {
           input().set_name(text->data(), text->size());
         } else if (key_ == "datatype") {
           if (std::exchange(inputs_.back().has_datatype, true)) return Twice();
           input().set_datatype(text->data(), text->size());
         } else {
-          return WrongField();
+          return OnOtherField();
         }
         return true;
       case Place::kOutput:
-        if (key_ != "name" || text == nullptr) return WrongField();
+        if (key_ != "name" || text == nullptr) return OnOtherField();
         output().set_name(text->data(), text->size());
         return true;
       case Place::kParameters:
@@ -294,6 +329,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool start_object(size_t) override {
+    if (skipped_ > 0) return Skip();
     switch (place()) {
       case Place::kNothing:
         return Enter(Place::kRequest);
@@ -310,13 +346,15 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
       case Place::kRequest:
       case Place::kInput:
       case Place::kOutput:
-        return key_ == "parameters" ? Enter(Place::kParameters) : WrongField();
+        if (key_ == "parameters") return Enter(Place::kParameters);
+        return OnOtherField() && Skip();
       default:
-        return OnOther("an object");
+        return OnOther("an object") && Skip();
     }
   }
 
   bool end_object() override {
+    if (skipped_ > 0) return EndSkipped();
     if (place() == Place::kRequest) {
       for (const std::optional<bool>& asked : asked_) {
         result_->binary.named.push_back(asked.value_or(result_->binary.all));
@@ -326,6 +364,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool start_array(size_t) override {
+    if (skipped_ > 0) return Skip();
     if (place() == Place::kRequest && key_ == "inputs") return Enter(Place::kInputs);
     if (place() == Place::kRequest && key_ == "outputs") return Enter(Place::kOutputs);
     if (place() == Place::kInput && key_ == "shape") {
@@ -335,12 +374,13 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     if (place() == Place::kInput && key_ == "data") {
       return BeginData() && Enter(Place::kData);
     }
-    if (place() != Place::kData) return OnOther("an array");
+    if (place() != Place::kData) return OnOther("an array") && Skip();
     if (++nesting_ < kMaxNesting) return Enter(Place::kData);
     return Fail(Invalid(InputName(), " has data in more than ", kMaxNesting, " levels of arrays"));
   }
 
   bool end_array() override {
+    if (skipped_ > 0) return EndSkipped();
     const Place left = place();
     Leave();
     if (left == Place::kData && place() == Place::kData) --nesting_;
@@ -366,7 +406,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   std::string key_;
   // That may still get places. A number and what separates it from the next take 2 bytes.
   int64_t numbers_left_;
-  int nesting_ = 0;  // of data
+  int nesting_ = 0;      // of data
+  int64_t skipped_ = 0;  // objects and arrays around what is read that mean nothing
   int parameters_ = 0;
   bool needs_another_pass_ = false;
   absl::Status status_;

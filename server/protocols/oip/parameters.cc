@@ -4,6 +4,7 @@
 #include <limits>
 #include <type_traits>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -131,27 +132,6 @@ absl::Status ReadName(absl::string_view name, const InferParameter& value,
   return absl::OkStatus();
 }
 
-// Returns whether `name` is an attribute of the table. If so, `status` is the result of reading
-// `value`.
-bool ReadAttribute(absl::string_view name, const InferParameter& value, OperatorCall& call,
-                   absl::Status& status) {
-  for (const AttributeInfo& info : Attributes()) {
-    if (info.onnx != name) continue;
-    const auto read = [&](const auto& field) {
-      if (field.call == nullptr) return false;
-      auto& out = call.*field.call;
-      if constexpr (std::is_enum_v<std::decay_t<decltype(out)>>) {
-        status = ReadName(name, value, info.choices, out);
-      } else {
-        status = Read(name, value, out);
-      }
-      return true;
-    };
-    return std::visit(read, info.field);
-  }
-  return false;
-}
-
 // The modes of qk_matmul_output_mode.
 static_assert(static_cast<ScoreOutput>(0) == ScoreOutput::kScores);
 static_assert(static_cast<ScoreOutput>(1) == ScoreOutput::kSoftcapped);
@@ -189,6 +169,11 @@ absl::Status ReadFloatType(absl::string_view name, const InferParameter& value, 
   }
 }
 
+absl::Status ReadStateType(absl::string_view name, const InferParameter& value,
+                           std::optional<DType>& out) {
+  return ReadFloatType(name, value, out.emplace());
+}
+
 // Types narrower than FP32 are accepted and computed in FP32.
 absl::Status ReadSoftmaxPrecision(absl::string_view name, const InferParameter& value,
                                   bool& in_fp64) {
@@ -217,70 +202,84 @@ absl::Status ReadPriority(absl::string_view name, const InferParameter& value, u
   return absl::OkStatus();
 }
 
-// Returns whether Triton's clients may send the parameter, which has no meaning for a stateless
-// computation.
-bool IsIgnored(absl::string_view name) {
-  return name == "sequence_id" || name == "sequence_start" || name == "sequence_end" ||
-         name == "headers" || absl::StartsWith(name, "triton_");
-}
-
-// Reads the parameters of dropout. A seed alone drops nothing.
-bool ReadDropout(absl::string_view name, const InferParameter& value, std::optional<Dropout>& out,
-                 absl::Status& status) {
-  if (name != "dropout_probability" && name != "dropout_seed") return false;
-  Dropout& dropout = out ? *out : out.emplace();
-  status = name == "dropout_seed" ? Read(name, value, dropout.seed)
-                                  : Read(name, value, dropout.probability);
-  return true;
-}
-
-// The same for the parameters of attention and its backward pass alone.
-bool ReadOfAttention(absl::string_view name, const InferParameter& value, Model model,
-                     OperatorCall& call, Parameters& parameters, absl::Status& status) {
-  if (ReadAttribute(name, value, call, status)) return true;
-  if (ReadDropout(name, value, call.dropout, status)) return true;
-  if (name == "qk_matmul_output_mode" && model == Model::kAttention) {
-    status = ReadScoreOutput(name, value, parameters.score_output);
-  } else if (name == "softmax_precision") {
-    status = ReadSoftmaxPrecision(name, value, call.softmax_in_fp64);
-  } else {
-    return false;
-  }
-  return true;
-}
-
 // Reads a parameter into the field of its name.
 class ParameterReader {
  public:
-  ParameterReader(absl::string_view name, const InferParameter& value, absl::Status& status)
-      : name_(name), value_(value), status_(status) {}
+  // Adds the names that the parameter does not have to `others` unless it is null.
+  ParameterReader(absl::string_view name, const InferParameter& value, absl::Status& status,
+                  std::vector<absl::string_view>* others = nullptr)
+      : name_(name), value_(value), status_(status), others_(others) {}
 
   // Return false unless the parameter has this name.
   template <typename T>
   bool Is(absl::string_view name, T& out) const {
-    if (name_ != name) return false;
+    if (!IsNamed(name)) return false;
     status_ = Read(name_, value_, out);
     return true;
   }
   template <typename Enum>
   bool Is(absl::string_view name, absl::Span<const absl::string_view> names, Enum& out) const {
-    if (name_ != name) return false;
+    if (!IsNamed(name)) return false;
     status_ = ReadName(name_, value_, names, out);
     return true;
   }
-  bool IsFloatType(absl::string_view name, std::optional<DType>& out) const {
-    if (name_ != name) return false;
-    status_ = ReadFloatType(name_, value_, out.emplace());
+  // `read` is called with the name, the value and `out`.
+  template <typename Reader, typename T>
+  bool IsBy(Reader read, absl::string_view name, T& out) const {
+    if (!IsNamed(name)) return false;
+    status_ = read(name_, value_, out);
     return true;
   }
 
  private:
+  bool IsNamed(absl::string_view name) const {
+    if (name_ == name) return true;
+    if (others_ != nullptr) others_->push_back(name);
+    return false;
+  }
+
   const absl::string_view name_;
   const InferParameter& value_;
   absl::Status& status_;
+  std::vector<absl::string_view>* const others_;
 };
 
-// The same for the other models.
+// Read the parameters of a model's call. They return false if the parameter is none of them.
+bool ReadAttribute(const ParameterReader& parameter, OperatorCall& call) {
+  return std::any_of(Attributes().begin(), Attributes().end(), [&](const AttributeInfo& info) {
+    const auto read = [&](const auto& field) {
+      if (field.call == nullptr) return false;
+      auto& out = call.*field.call;
+      if constexpr (std::is_enum_v<std::decay_t<decltype(out)>>) {
+        return parameter.Is(info.onnx, info.choices, out);
+      } else {
+        return parameter.Is(info.onnx, out);
+      }
+    };
+    return std::visit(read, info.field);
+  });
+}
+
+// A seed alone drops nothing.
+bool ReadOf(const ParameterReader& parameter, std::optional<Dropout>& out) {
+  Dropout dropout = out.value_or(Dropout{});
+  if (!parameter.Is("dropout_probability", dropout.probability) &&
+      !parameter.Is("dropout_seed", dropout.seed)) {
+    return false;
+  }
+  out = dropout;
+  return true;
+}
+
+// Of attention and its backward pass.
+bool ReadOf(const ParameterReader& parameter, Model model, OperatorCall& call,
+            Parameters& parameters) {
+  return ReadAttribute(parameter, call) || ReadOf(parameter, call.dropout) ||
+         (model == Model::kAttention &&
+          parameter.IsBy(ReadScoreOutput, "qk_matmul_output_mode", parameters.score_output)) ||
+         parameter.IsBy(ReadSoftmaxPrecision, "softmax_precision", call.softmax_in_fp64);
+}
+
 bool ReadOf(const ParameterReader& parameter, RotaryEmbeddingCall& out) {
   return parameter.Is("interleaved", out.interleaved) || parameter.Is("num_heads", out.num_heads) ||
          parameter.Is("rotary_embedding_dim", out.rotary_embedding_dim) ||
@@ -294,7 +293,7 @@ bool ReadOf(const ParameterReader& parameter, PositionalEncodingCall& out) {
 bool ReadOf(const ParameterReader& parameter, LinearAttentionCall& out) {
   return parameter.Is("update_rule", LinearRuleNames(), out.update_rule) ||
          parameter.Is("feature_map", FeatureMapNames(), out.feature_map) ||
-         parameter.IsFloatType("state_type", out.state_type) ||
+         parameter.IsBy(ReadStateType, "state_type", out.state_type) ||
          parameter.Is("q_num_heads", out.q_num_heads) ||
          parameter.Is("kv_num_heads", out.kv_num_heads) || parameter.Is("scale", out.scale) ||
          parameter.Is("chunk_size", out.chunk_size) || parameter.Is("is_causal", out.is_causal) ||
@@ -336,38 +335,34 @@ absl::Status ReadSequenceId(absl::string_view name, const InferParameter& value,
 }
 
 // Of every model with sequences.
-bool ReadOfSequence(absl::string_view name, const InferParameter& value, SessionParameters& out,
-                    absl::Status& status) {
-  const ParameterReader parameter(name, value, status);
-  if (name == "sequence_id") {
-    status = ReadSequenceId(name, value, out.id);
-    return true;
-  }
-  return parameter.Is("sequence_start", out.starts) || parameter.Is("sequence_end", out.ends) ||
+bool ReadOf(const ParameterReader& parameter, SessionParameters& out) {
+  return parameter.IsBy(ReadSequenceId, "sequence_id", out.id) ||
+         parameter.Is("sequence_start", out.starts) || parameter.Is("sequence_end", out.ends) ||
          parameter.Is("position", out.position) ||
          parameter.Is("storage", kStorageNames, out.storage);
 }
 
-bool ReadOfSession(absl::string_view name, const InferParameter& value, Calls& calls,
-                   absl::Status& status) {
-  constexpr absl::string_view kAttributes[] = {"scale", "softcap", "q_num_heads", "kv_num_heads"};
-  if (std::find(std::begin(kAttributes), std::end(kAttributes), name) != std::end(kAttributes)) {
-    return ReadAttribute(name, value, calls.attention, status);
-  }
-  const ParameterReader parameter(name, value, status);
-  return parameter.Is("layer", calls.session.layer) ||
-         parameter.Is("layers", calls.session.layers) ||
-         ReadOfSequence(name, value, calls.session, status);
+absl::Status ReadCausality(absl::string_view name, const InferParameter& value, bool& out) {
+  absl::Status status = Read(name, value, out);
+  if (!status.ok() || out) return status;
+  return WrongValue(name, value, "true; attention_session is causal");
 }
 
-// The same for any model.
-bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, Calls& calls,
-             Parameters& parameters, absl::Status& status) {
-  const ParameterReader parameter(name, value, status);
+bool ReadOfSession(const ParameterReader& parameter, Calls& calls) {
+  OperatorCall& attention = calls.attention;
+  return parameter.IsBy(ReadCausality, "is_causal", attention.is_causal) ||
+         parameter.Is("scale", attention.scale) || parameter.Is("softcap", attention.softcap) ||
+         parameter.Is("q_num_heads", attention.q_num_heads) ||
+         parameter.Is("kv_num_heads", attention.kv_num_heads) ||
+         parameter.Is("layer", calls.session.layer) ||
+         parameter.Is("layers", calls.session.layers) || ReadOf(parameter, calls.session);
+}
+
+bool ReadOwn(const ParameterReader& parameter, Model model, Calls& calls, Parameters& parameters) {
   switch (model) {
     case Model::kAttention:
     case Model::kAttentionBackward:
-      return ReadOfAttention(name, value, model, calls.attention, parameters, status);
+      return ReadOf(parameter, model, calls.attention, parameters);
     case Model::kRotaryEmbedding:
       return ReadOf(parameter, calls.rotary_embedding);
     case Model::kPositionalEncoding:
@@ -377,33 +372,50 @@ bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, C
     case Model::kLshAttention:
       return ReadOf(parameter, calls.lsh_attention);
     case Model::kAttentionSession:
-      return ReadOfSession(name, value, calls, status);
+      return ReadOfSession(parameter, calls);
     case Model::kLayer:
-      return ReadDropout(name, value, calls.layer.dropout, status) ||
-             ReadOfSequence(name, value, calls.session, status) ||
+      return ReadOf(parameter, calls.layer.dropout) || ReadOf(parameter, calls.session) ||
              parameter.Is("is_causal", calls.layer.is_causal) ||
              parameter.Is("average_attn_weights", calls.average_attn_weights);
   }
   return false;
 }
 
-// The parameters of every model.
-absl::Status ReadParameter(absl::string_view name, const InferParameter& value,
-                           Parameters& parameters) {
-  if (name == "timeout") return ReadTimeout(name, value, parameters.timeout);
-  if (name == "priority") return ReadPriority(name, value, parameters.priority);
-  if (IsIgnored(name)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("unknown request parameter ", name));
+// The same with the parameters of every model.
+bool ReadAny(const ParameterReader& parameter, Model model, Calls& calls, Parameters& parameters) {
+  return ReadOwn(parameter, model, calls, parameters) ||
+         parameter.IsBy(ReadTimeout, "timeout", parameters.timeout) ||
+         parameter.IsBy(ReadPriority, "priority", parameters.priority);
+}
+
+absl::Status UnknownParameter(absl::string_view name, const InferParameter& value, Model model) {
+  absl::Status unused;
+  Calls calls;
+  Parameters parameters;
+  std::vector<absl::string_view> names;
+  ReadAny(ParameterReader(name, value, unused, &names), model, calls, parameters);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown request parameter ", name, "; the parameters are ", absl::StrJoin(names, ", ")));
 }
 
 }  // namespace
+
+bool IsIgnoredParameter(absl::string_view name) {
+  constexpr absl::string_view kIgnored[] = {
+      "sequence_id",       "sequence_start", "sequence_end", "headers",
+      "content_type",         // of MLServer
+      "binary_data_output"};  // KServe's client sends it over gRPC as well
+  return std::find(std::begin(kIgnored), std::end(kIgnored), name) != std::end(kIgnored) ||
+         absl::StartsWith(name, "triton_");
+}
 
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, Calls& calls) {
   Parameters parameters;
   for (const auto& [name, value] : map) {
     absl::Status status;
-    if (!ReadOwn(name, value, model, calls, parameters, status)) {
-      status = ReadParameter(name, value, parameters);
+    if (!ReadAny(ParameterReader(name, value, status), model, calls, parameters) &&
+        !IsIgnoredParameter(name)) {
+      status = UnknownParameter(name, value, model);
     }
     if (!status.ok()) return status;
   }
@@ -412,8 +424,8 @@ absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, 
 
 absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::string& tensor,
                                                                     const ParameterMap& map) {
-  if (map.empty()) return std::nullopt;
   SharedReference reference;
+  bool is_shared = false;
   bool has_size = false;
   for (const auto& [name, value] : map) {
     absl::Status status;
@@ -427,12 +439,14 @@ absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::s
       status = Read(name, value, reference.byte_size);
       has_size = true;
     } else {
-      status = absl::InvalidArgumentError(absl::StrCat("unknown tensor parameter ", name));
+      continue;
     }
+    is_shared = true;
     if (!status.ok()) {
       return absl::Status(status.code(), absl::StrCat(tensor, ": ", status.message()));
     }
   }
+  if (!is_shared) return std::nullopt;
   if (!reference.region.empty() && has_size) return reference;
   return absl::InvalidArgumentError(absl::StrCat(tensor, " is in shared memory; it needs both ",
                                                  kRegionParameter, " and ", kRegionBytesParameter));

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "attention/layer/layer.h"
 #include "attention/mechanism/linear/linear_attention.h"
 #include "attention/mechanism/lsh/lsh_attention.h"
@@ -47,14 +48,19 @@ struct Calls {
   SessionParameters session;          // beside those of `attention` or `layer`
 };
 
+// Returns whether clients may send the request parameter to every model, with any value. It means
+// nothing unless the model has a parameter of this name.
+bool IsIgnoredParameter(absl::string_view name);
+
 // Sets the attributes of the model's call and returns the other parameters. InvalidArgument, naming
-// the parameter, for an unknown one and for a value of the wrong kind. Accepts an integer as int64,
-// uint64 or decimal string, a real number as double, integer or decimal string, and a bool as bool,
-// 0 or 1.
+// the parameter, for an unknown one, with those that there are, and for a value of the wrong kind.
+// Accepts an integer as int64, uint64 or decimal string, a real number as double, integer or
+// decimal string, and a bool as bool, 0 or 1.
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, Calls& calls);
 
-// Reads the parameters of a tensor, which refer to shared memory. Returns nullopt if there are
-// none. `tensor` is its name for errors: "input Q". InvalidArgument as above.
+// Reads the parameters of a tensor in shared memory. Returns nullopt if it has none of them; it may
+// have others, which clients add. `tensor` is its name for errors: "input Q". InvalidArgument as
+// above.
 absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::string& tensor,
                                                                     const ParameterMap& map);
 

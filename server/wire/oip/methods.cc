@@ -220,7 +220,8 @@ absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
                               inference::ServerMetadataResponse& response) const {
   response.set_name("rapt");
   response.set_version(std::string(Version()));
-  for (const char* extension : {"statistics", "parameters", "model_configuration"}) {
+  for (const char* extension :
+       {"statistics", "parameters", "model_configuration", "binary_tensor_data"}) {
     response.add_extensions(extension);
   }
   if (sequences_ != nullptr) response.add_extensions("sequence");

@@ -12,8 +12,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/calls/per_model.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/oip/json_codec.h"
+#include "server/protocols/oip/model.h"
 #include "server/rejection.h"
 #include "server/wire/http/call_method.h"
 #include "server/wire/json_message.h"
@@ -81,6 +83,9 @@ class InferHandler final : public http::BodyHandler {
   }
 
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
+    const auto model = FindModel(model_.name, model_.version, inference_.methods.residence());
+    call.call().report().model = model.ok() ? (*model)->model : OtherModels();
+    if (!model.ok()) return call.End(model.status());
     const absl::StatusOr<int64_t> json_bytes = JsonBytesOf(body.size);
     if (!json_bytes.ok()) return call.End(json_bytes.status());
     if (*json_bytes <= kQuickJsonBytes) return Decode(body, *json_bytes, call);
@@ -370,21 +375,26 @@ class Routes {
 };
 
 // Health has no need of a token, so that any probe can ask for it.
-void AddHealth(Routes& routes) {
+void AddHealth(const Methods& methods, Routes& routes) {
   routes.Add<inference::ServerLiveRequest, inference::ServerLiveResponse>(
       "GET", {"/v2/health/live"}, "ServerLive",
-      {.write = Nothing<inference::ServerLiveResponse>,
-       .check = [](const auto& response) { return Unready(response.live(), "server"); }},
+      {.check = [](const auto& response) { return Unready(response.live(), "server"); }},
       /*is_public=*/true);
   routes.Add<inference::ServerReadyRequest, inference::ServerReadyResponse>(
       "GET", {"/v2/health/ready"}, "ServerReady",
-      {.write = Nothing<inference::ServerReadyResponse>,
-       .check = [](const auto& response) { return Unready(response.ready(), "server"); }},
+      {.check = [](const auto& response) { return Unready(response.ready(), "server"); }},
       /*is_public=*/true);
   routes.Add<inference::ModelReadyRequest, inference::ModelReadyResponse>(
       "GET", {"/v2/models/*/ready", "/v2/models/*/versions/*/ready"}, "ModelReady",
-      {.read = ReadModel<inference::ModelReadyRequest>,
-       .write = Nothing<inference::ModelReadyResponse>,
+      {.read =
+           [&methods](const PathValues& values, const Fields& body,
+                      inference::ModelReadyRequest& request) {
+             absl::Status status = ReadModel(values, body, request);
+             // Otherwise an unknown model is merely not ready, which a caller would wait for.
+             status.Update(
+                 FindModel(request.name(), request.version(), methods.residence()).status());
+             return status;
+           },
        .check = [](const auto& response) { return Unready(response.ready(), "model"); }});
 }
 
@@ -473,7 +483,7 @@ void AddRestMethods(const JsonInference& inference, const CallObserverFactory& o
       }};
   router.Add("POST", "/v2/models/*/infer", infer);
   router.Add("POST", "/v2/models/*/versions/*/infer", infer);
-  AddHealth(routes);
+  AddHealth(inference.methods, routes);
   AddModels(routes);
   AddSharedMemory(routes);
   AddSettings(routes);

@@ -1,6 +1,7 @@
 #include "server/wire/oip/stream_infer_call.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace rapt::oip {
@@ -90,8 +91,10 @@ void StreamInferCall::OnReadDone(bool ok) {
 }
 
 absl::Status StreamInferCall::Decode() {
+  std::string id;
   absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
-      message_.bytes, call_.arrived(), shared_memory_, &call_.report().model, residence_);
+      message_.bytes, call_.arrived(), shared_memory_, &call_.report().model, residence_, &id);
+  decoded_.id = std::move(id);
   if (!decoded.ok()) return decoded.status();
   decoded_ = *std::move(decoded);
   Request& request = decoded_.request;

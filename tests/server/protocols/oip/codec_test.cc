@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "attention/attributes.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "server/calls/per_model.h"
 #include "tests/support/shared_object.h"
 #include "tests/support/wire_message.h"
 
@@ -26,6 +28,7 @@ using test::Share;
 using test::WireMessage;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr Instant kNow{std::chrono::hours(1)};
 
@@ -460,8 +463,87 @@ TEST(OipCodecTest, IgnoresReservedParameters) {
   Parameter(message, "sequence_start").set_bool_param(true);
   Parameter(message, "sequence_end").set_bool_param(true);
   Parameter(message, "headers").set_string_param("x");
+  Parameter(message, "content_type").set_string_param("np");
+  Parameter(message, "binary_data_output").set_bool_param(true);
   Parameter(message, "triton_enable_empty_final_response").set_bool_param(true);
   EXPECT_TRUE(DecodeInfer(message, kNow).ok());
+}
+
+// KServe's client leaves binary_data_size beside raw contents.
+TEST(OipCodecTest, IgnoresParametersOfTensorsThatClientsAdd) {
+  for (ModelInferRequest message : {RawMessage(), TypedMessage()}) {
+    auto& of_input = *message.mutable_inputs(0)->mutable_parameters();
+    of_input["binary_data_size"].set_int64_param(1);
+    of_input["content_type"].set_string_param("np");
+    of_input["without_value"];
+    auto& output = *message.add_outputs();
+    output.set_name("Y");
+    (*output.mutable_parameters())["binary_data"].set_bool_param(true);
+    EXPECT_TRUE(DecodeInfer(message, kNow).ok());
+  }
+}
+
+// Returns the names that the error for an unknown parameter lists.
+std::string ParametersOf(const std::string& model) {
+  ModelInferRequest message;
+  message.set_model_name(model);
+  Parameter(message, "is_casual").set_bool_param(true);
+  const std::string error(DecodeInfer(message, kNow).status().message());
+  const std::string begin = "unknown request parameter is_casual; the parameters are ";
+  EXPECT_EQ(error.substr(0, begin.size()), begin);
+  return error.substr(std::min(begin.size(), error.size()));
+}
+
+TEST(OipCodecTest, AnUnknownParameterIsToldThoseThatThereAre) {
+  EXPECT_EQ(ParametersOf("positional_encoding"), "base, timeout, priority");
+  EXPECT_EQ(ParametersOf("rotary_embedding"),
+            "interleaved, num_heads, rotary_embedding_dim, rope_theta, timeout, priority");
+  const std::string attention = ParametersOf("attention");
+  for (const AttributeInfo& attribute : Attributes()) {
+    EXPECT_THAT(attention, HasSubstr(std::string(attribute.onnx)));
+  }
+  EXPECT_THAT(attention, HasSubstr("dropout_seed, qk_matmul_output_mode, softmax_precision"));
+  EXPECT_THAT(ParametersOf("attention_backward"), Not(HasSubstr("qk_matmul_output_mode")));
+}
+
+// Returns the model that a call counts for.
+std::string ReportedFor(const std::string& message) {
+  ModelId reported;
+  const absl::Status status =
+      oip::DecodeInfer(WireMessage(message).bytes(), kNow, kNoSharedMemory, &reported).status();
+  EXPECT_FALSE(status.ok());
+  return std::string(reported.name());
+}
+
+TEST(OipCodecTest, CallsOfNoModelCountAsOthers) {
+  ModelInferRequest message = RawMessage();
+  message.clear_inputs();
+  EXPECT_EQ(ReportedFor(message.SerializeAsString()), "attention");
+  message.set_model_name("none");
+  EXPECT_EQ(ReportedFor(message.SerializeAsString()), kOtherLayers);
+  EXPECT_EQ(ReportedFor("no message"), kOtherLayers);
+}
+
+// Clients of Triton read the responses to a request until one says that it is the last.
+TEST(OipCodecTest, AResponseInAStreamIsTheLastOfItsRequest) {
+  ModelInferRequest message = RawMessage();
+  message.set_id("7");
+  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const std::string y(48, '\0');
+  Result result;
+  result.outputs[Role::kY].bytes = {reinterpret_cast<const std::byte*>(y.data()), y.size()};
+  inference::ModelStreamInferResponse streamed, failed;
+  ASSERT_TRUE(streamed.ParseFromString(Gather(EncodeStreamInfer(*decoded, result))));
+  ASSERT_TRUE(failed.ParseFromString(Gather(EncodeStreamError("7", absl::InternalError("x")))));
+  for (const auto* response : {&streamed.infer_response(), &failed.infer_response()}) {
+    EXPECT_EQ(response->id(), "7");
+    ASSERT_EQ(response->parameters().count("triton_final_response"), 1u);
+    EXPECT_TRUE(response->parameters().at("triton_final_response").bool_param());
+  }
+  inference::ModelInferResponse alone;
+  ASSERT_TRUE(alone.ParseFromString(Gather(EncodeInfer(*decoded, result))));
+  EXPECT_TRUE(alone.parameters().empty());
 }
 
 TEST(OipCodecTest, TheTimeoutCountsFromTheArrival) {
@@ -964,10 +1046,20 @@ const Refusal kRefusals[] = {
      },
      kInvalid,
      {"Q", "shared_memory_region", "7"}},
-    {"UnknownTensorParameter",
-     [](auto& m) { (*m.mutable_inputs(0)->mutable_parameters())["binary"].set_bool_param(true); },
+    {"SharedMemorySizeAlone",
+     [](auto& m) {
+       (*m.mutable_inputs(0)->mutable_parameters())["shared_memory_byte_size"].set_int64_param(48);
+     },
      kInvalid,
-     {"Q", "binary"}},
+     {"Q", "shared_memory_region"}},
+    {"Classification",
+     [](auto& m) {
+       auto& output = *m.add_outputs();
+       output.set_name("Y");
+       (*output.mutable_parameters())["classification"].set_int64_param(1);
+     },
+     kInvalid,
+     {"output Y has parameter classification"}},
     {"UnknownOutput",
      [](auto& m) { m.add_outputs()->set_name("Z"); },
      kInvalid,

@@ -71,6 +71,59 @@ TEST_F(JsonCodecTest, AFieldOfAnInputComesOnce) {
   }
 }
 
+// Clients add members of their own, and write null for what they leave out.
+TEST_F(JsonCodecTest, WhatIsUnknownOrNullIsSkipped) {
+  const std::string deep = std::string(100, '[') + R"({"inputs":[1]})" + std::string(100, ']');
+  const std::string ignored[] = {R"("model_name":"other")", R"("x":null)",
+                                 R"("x":{"name":"K","data":[{}]})", absl::StrCat("\"x\":", deep),
+                                 R"("parameters":null)"};
+  for (const std::string& member : ignored) {
+    const std::string json =
+        absl::StrCat(R"({)", member, R"(,"id":"7","inputs":[{)", member,
+                     R"(,"name":"Q","shape":[2],"datatype":"FP32","data":[1,2]}],"outputs":[{)",
+                     member, R"(,"name":"Y","datatype":"FP64","shape":[1]}]})");
+    const auto fields = Read(json);
+    ASSERT_TRUE(fields.ok()) << json << fields.status();
+    const inference::ModelInferRequest& message = (*fields)->message;
+    EXPECT_EQ(message.id(), "7");
+    ASSERT_EQ(message.inputs_size(), 1);
+    EXPECT_EQ(message.inputs(0).name(), "Q");
+    EXPECT_EQ((*fields)->numbers.at(0).size(), 8);
+    ASSERT_EQ(message.outputs_size(), 1);
+    EXPECT_EQ(message.outputs(0).name(), "Y");
+  }
+  EXPECT_TRUE(Read(R"({"id":null,"inputs":null,"outputs":null,"parameters":null})").ok());
+}
+
+TEST_F(JsonCodecTest, ATensorsParametersThatAreUnknownMayHaveAnyValue) {
+  for (const char* value : {"1", "null", "[1,{}]", R"({"a":[{"b":null}]})"}) {
+    const auto fields = Read(absl::StrCat(
+        R"({"inputs":[{"name":"Q","shape":[1],"datatype":"FP32","parameters":{"x":)", value,
+        R"(,"content_type":"np"},"data":[1]}],"outputs":[{"name":"Y","parameters":{"x":)", value,
+        R"(,"binary_data":true}}],"parameters":{"content_type":)", value, "}}"));
+    ASSERT_TRUE(fields.ok()) << value << fields.status();
+    EXPECT_TRUE((*fields)->binary.IsBinary(0));
+    EXPECT_EQ(Read(absl::StrCat(R"({"parameters":{"x":)", value, "}}")).ok(),
+              std::string(value) == "1");  // the codec refuses its name
+  }
+}
+
+TEST_F(JsonCodecTest, AFieldOfAnotherTypeIsToldIt) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"id":7})", "the request has a field id of the wrong type; it must be a string"},
+      {R"({"parameters":[]})", "field parameters of the wrong type; it must be an object"},
+      {R"({"inputs":{}})", "field inputs of the wrong type; it must be an array of objects"},
+      {R"({"inputs":[{"name":"Q","shape":1}]})",
+       "input Q has a field shape of the wrong type; it must be an array of integers"},
+      {R"({"inputs":[{"data":{}}]})", "input number 1 has a field data of the wrong type"},
+      {R"({"outputs":[{"name":"Y","parameters":1}]})",
+       "output Y has a field parameters of the wrong type"},
+  };
+  for (const auto& [json, error] : cases) {
+    EXPECT_THAT(Read(json).status().message(), HasSubstr(error)) << json;
+  }
+}
+
 // The memory of an answer is reserved before it exists, so the bound has to hold for every number.
 TEST_F(JsonCodecTest, AnAnswerHasNoMoreBytesThanWereReserved) {
   const auto bits = [](auto value) {

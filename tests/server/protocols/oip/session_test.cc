@@ -128,6 +128,15 @@ TEST(SessionTest, ReadsParameters) {
             (std::vector<cache::LayerShape>{{.layers = 3, .token = token}}));
 }
 
+// As ONNX's operator has it; false would be another result.
+TEST(SessionTest, IsCausalMayBeSaid) {
+  ModelInferRequest message = Step();
+  Parameter(message, "is_causal").set_int64_param(1);
+  EXPECT_TRUE(Decode(message).ok());
+  Parameter(message, "is_causal").set_bool_param(false);
+  EXPECT_THAT(ErrorOf(message), HasSubstr("parameter is_causal is false; it must be true"));
+}
+
 TEST(SessionTest, TensorsAreReadInPlace) {
   ModelInferRequest message = Step();
   message.clear_inputs();
