@@ -113,6 +113,7 @@ void Metrics::Count(Method& method, const CallReport& report) {
       report.problem == nullptr ? 0 : static_cast<size_t>(report.problem->dtype) + 1;
   const auto code = static_cast<size_t>(report.status.code());
   method.calls[backend][type][code].Add();
+  codes_[code].Add();
   method.duration.Observe(report.total.count());
   CountStages(report);
   received_bytes_.Add(report.received_bytes);
@@ -168,7 +169,13 @@ void Metrics::Add(MetricType type, const std::string& name, const std::string& h
   family->series.push_back({std::move(labels), std::move(read)});
 }
 
+// An idle server has one series a method, so that the page stays small. Rates of errors need every
+// code before it occurs, but not for each method.
 void Metrics::CollectMethods(Families& families) const {
+  families.push_back(CountersOf(
+      "rapt_finished_calls_total", "Finished calls of all methods, by status code.", "code", codes_,
+      [](size_t code) { return absl::StatusCodeToString(static_cast<absl::StatusCode>(code)); }));
+
   MetricFamily calls = Family(MetricType::Counter, "rapt_requests_total",
                               "Finished calls by method, backend, tensor type and status code.");
   MetricFamily durations = Family(MetricType::Histogram, "rapt_request_duration_seconds",
@@ -177,10 +184,9 @@ void Metrics::CollectMethods(Families& families) const {
     for (size_t backend = 0; backend < kBackendLabels; ++backend) {
       for (size_t type = 0; type < kTypeLabels; ++type) {
         for (size_t code = 0; code < kCodes; ++code) {
-          // Error rates need an initial zero; other series are exported once they count.
-          const bool always = backend == 0 && type == 0;
+          const bool is_first = backend == 0 && type == 0 && code == 0;
           const int64_t count = method.calls[backend][type][code].value();
-          if (count == 0 && !always) continue;
+          if (count == 0 && !is_first) continue;
           calls.metric.push_back(
               CounterOf({{"method", method.name},
                          {"backend", BackendLabel(backend)},
@@ -190,7 +196,8 @@ void Metrics::CollectMethods(Families& families) const {
         }
       }
     }
-    durations.metric.push_back(HistogramOf({{"method", method.name}}, method.duration));
+    ClientMetric duration = HistogramOf({{"method", method.name}}, method.duration);
+    if (duration.histogram.sample_count > 0) durations.metric.push_back(std::move(duration));
   }
   families.push_back(std::move(calls));
   families.push_back(std::move(durations));

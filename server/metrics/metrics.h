@@ -91,6 +91,7 @@ class Metrics final : public MetricSink {
 
   const BackendSet& backends_;
   std::deque<Method> methods_;  // a deque for stable addresses
+  CountsByCode codes_;          // of all methods
   std::array<Histogram, kStages> stage_durations_;
   Histogram batch_size_;
   Histogram run_requests_;

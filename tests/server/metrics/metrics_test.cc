@@ -71,10 +71,51 @@ TEST(MetricsTest, CountsACallByAllItsLabels) {
   EXPECT_EQ(SumOnPage(page, "rapt_requests_total",
                       {{"backend", "none"}, {"dtype", "none"}, {"code", "INVALID_ARGUMENT"}}),
             1);
-  EXPECT_EQ(SumOnPage(page, "rapt_requests_total", {{"code", "INTERNAL"}}), 0)
-      << "only OK was counted";
+  EXPECT_EQ(SumOnPage(page, "rapt_requests_total"), 3);
   EXPECT_EQ(SumOnPage(page, "rapt_batch_size_sum"), 6);
   EXPECT_EQ(SumOnPage(page, "rapt_rejected_total"), 0) << "an error is not a rejection";
+}
+
+// Series of the page that have this name and these labels.
+int64_t SeriesOnPage(const std::string& page, const std::string& name, const std::string& labels) {
+  int64_t count = 0;
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    if (absl::StartsWith(line, name + "{") && absl::StrContains(line, labels)) ++count;
+  }
+  return count;
+}
+
+TEST(MetricsTest, AMethodHasTheSeriesOfWhatOccurredAndOneZero) {
+  Metrics metrics(BuiltInBackends());
+  const auto count = metrics.ForMethod("service/Called");
+  metrics.ForMethod("service/Idle");
+  CallReport failed;
+  failed.status = absl::InternalError("no");
+  count(failed);
+  const std::string page = metrics.Serialize();
+  EXPECT_EQ(SumOnPage(page, "rapt_requests_total", {{"method", "service/Idle"}, {"code", "OK"}}),
+            0);
+  EXPECT_EQ(SeriesOnPage(page, "rapt_requests_total", "service/Idle"), 1);
+  EXPECT_EQ(SeriesOnPage(page, "rapt_requests_total", "service/Called"), 2);
+  EXPECT_EQ(SeriesOnPage(page, "rapt_request_duration_seconds_bucket", "service/Idle"), 0);
+  EXPECT_EQ(SeriesOnPage(page, "rapt_request_duration_seconds_count", "service/Called"), 1);
+}
+
+// A rate of a series that begins with its first call misses that call.
+TEST(MetricsTest, EveryCodeIsThereBeforeItOccurs) {
+  Metrics metrics(BuiltInBackends());
+  const auto count = metrics.ForMethod("service/Method");
+  metrics.ForMethod("service/Other");
+  const char* name = "rapt_finished_calls_total";
+  EXPECT_EQ(SeriesOnPage(metrics.Serialize(), name, "code="), 17);
+  for (const char* code : {"OK", "INTERNAL", "RESOURCE_EXHAUSTED"}) {
+    EXPECT_EQ(SumOnPage(metrics.Serialize(), name, {{"code", code}}), 0) << code;
+  }
+  CallReport failed;
+  failed.status = absl::InternalError("no");
+  count(failed);
+  EXPECT_EQ(SumOnPage(metrics.Serialize(), name, {{"code", "INTERNAL"}}), 1);
+  EXPECT_EQ(SumOnPage(metrics.Serialize(), name), 1);
 }
 
 TEST(MetricsTest, ADurationIsInEveryBucketThatHoldsIt) {
@@ -329,6 +370,11 @@ TEST(MetricsPageTest, AnOversizedMessageIsARejection) {
   EXPECT_THAT(status.error_message(), ::testing::HasSubstr("at most 100000 are allowed"));
   WaitForMetric(server, "rapt_rejected_total", 1, {{"reason", "too_large"}});
   EXPECT_EQ(ReadMetric(server, "rapt_cancelled_total"), 0);
+}
+
+TEST(MetricsPageTest, ThePageOfAnIdleServerIsSmall) {
+  const ServerProcess server;
+  EXPECT_LT(ReadMetricsPage(server).size(), 48u << 10) << "docs/metrics.md says so";
 }
 
 TEST(MetricsPageTest, PromtoolAcceptsThePage) {
