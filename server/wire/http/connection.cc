@@ -452,6 +452,9 @@ void Connection::Respond(int status, absl::string_view content_type,
 }
 
 void Connection::Respond(const Response& response) {
+  if (request_.method != "HEAD") {
+    owner_.OnHolding(*this, static_cast<int64_t>(response.body.size()));
+  }
   ResponseMessage body;
   body.Append(response.body);
   Respond(response.status, response.content_type, response.headers, std::move(body));

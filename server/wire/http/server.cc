@@ -6,15 +6,16 @@
 #include <algorithm>
 #include <exception>
 #include <future>
-#include <iterator>
-#include <limits>
-#include <list>
+#include <map>
+#include <optional>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/mutex.h"
 #include "server/wire/connection_counts.h"
 #include "server/wire/http/http_call.h"
 #include "server/wire/socket.h"
@@ -35,6 +36,71 @@ bool IsLoopback(const Descriptor& listening) {
 }
 
 }  // namespace
+
+// A connection, which only its thread touches.
+struct Server::Entry {
+  Entry(Connection* connection, Wire* wire, const PeerNetwork& network, LiveCount& live)
+      : connection(connection), wire(wire), network(network), live_place(live) {}
+
+  Connection* const connection;
+  Wire* const wire;
+  const PeerNetwork network;
+  const LiveCount::Place live_place;
+  std::optional<int64_t> wait;  // its number; none during a call
+  int64_t held_bytes = 0;       // of a response that is no call's, until it is sent
+  bool is_counted = true;
+};
+
+// The connections of all threads that wait for a request, or for their client to read a response
+// that is no call's. Thread-safe.
+class Server::Waits {
+ public:
+  // Begins the wait of a connection, or begins it again.
+  void Begin(Entry& entry) {
+    MutexLock lock(mutex_);
+    Erase(entry);
+    entry.wait = next_++;
+    by_network_[entry.network].emplace(*entry.wait, &entry);
+  }
+
+  void End(Entry& entry) {
+    MutexLock lock(mutex_);
+    Erase(entry);
+  }
+
+  struct First {
+    Wire* wire = nullptr;  // null: none waits
+    Entry* entry = nullptr;
+  };
+
+  // Returns the longest wait of the network with the most; of several such networks, the longest
+  // of all. So a flood of connections replaces its own.
+  First FirstToClose() const {
+    MutexLock lock(mutex_);
+    const auto goes_first = [](const auto& a, const auto& b) {
+      if (a.second.size() != b.second.size()) return a.second.size() > b.second.size();
+      return a.second.begin()->first < b.second.begin()->first;
+    };
+    const auto first = std::min_element(by_network_.begin(), by_network_.end(), goes_first);
+    if (first == by_network_.end()) return {};
+    Entry* const entry = first->second.begin()->second;
+    return {entry->wire, entry};
+  }
+
+ private:
+  void Erase(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!entry.wait) return;
+    const auto own = by_network_.find(entry.network);
+    own->second.erase(*entry.wait);
+    if (own->second.empty()) by_network_.erase(own);
+    entry.wait.reset();
+  }
+
+  mutable Mutex mutex_;
+  int64_t next_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By the numbers of their waits, the longest first.
+  absl::flat_hash_map<PeerNetwork, std::map<int64_t, Entry*>> by_network_ ABSL_GUARDED_BY(mutex_);
+};
 
 // A thread and the connections that it serves, which only it touches.
 class Server::Wire final : public ConnectionOwner {
@@ -59,26 +125,8 @@ class Server::Wire final : public ConnectionOwner {
     for (const auto& connection : all) (connection.get()->*function)();
   }
 
-  // The number of the wait of the connection that has waited longest for a request; kNone: none
-  // waits. Thread-safe.
-  int64_t longest_wait() const { return longest_wait_.load(std::memory_order_relaxed); }
-
-  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-
  private:
   using Entrance = SharedConnectionCounts::Entrance;
-
-  struct Entry {
-    Entry(Connection* connection, const PeerNetwork& network, LiveCount& live)
-        : connection(connection), network(network), live_place(live) {}
-
-    Connection* const connection;
-    const PeerNetwork network;
-    const LiveCount::Place live_place;
-    int64_t wait = kNone;  // its number; kNone during a call
-    bool is_counted = true;
-  };
-  using Entries = std::list<Entry>;
 
   template <typename Function>
   void Assign(Function open) {
@@ -92,21 +140,21 @@ class Server::Wire final : public ConnectionOwner {
     const PeerNetwork network = NetworkOf(peer);
     const Entrance entrance = server_.counts_.TryEnter(network);
     if (entrance == Entrance::kEntered) return Begin(std::move(socket), peer, network);
-    Wire* const wire = entrance == Entrance::kFull ? server_.LongestWaiting() : nullptr;
-    if (wire == nullptr) return server_.counts_.Refuse();
-    if (wire != this) return wire->Assign(std::move(socket), peer);
-    if (!CloseLongestWaiting(network)) return server_.counts_.Refuse();
+    const Waits::First first =
+        entrance == Entrance::kFull ? server_.waits_->FirstToClose() : Waits::First();
+    if (first.wire == nullptr) return server_.counts_.Refuse();
+    if (first.wire != this) return first.wire->Assign(std::move(socket), peer);
+    if (!Replace(*first.entry, network)) return server_.counts_.Refuse();
     Begin(std::move(socket), peer, network);
   }
 
-  // Closes the connection that has waited longest, whose place then belongs to a new one of the
-  // network. The counts change at once, so that no third connection takes the place. Returns false,
-  // and closes none, if the network is at its limit. REQUIRES: a connection of this thread waits.
-  bool CloseLongestWaiting(const PeerNetwork& network) {
-    Entry& longest = waiting_.front();
-    if (!server_.counts_.Replace(longest.network, network)) return false;
-    longest.is_counted = false;
-    longest.connection->Close();
+  // Closes a connection of this thread, whose place then belongs to a new one of the network. The
+  // counts change at once, so that no third connection takes the place. Returns false, and closes
+  // none, if the network is at its limit.
+  bool Replace(Entry& entry, const PeerNetwork& network) {
+    if (!server_.counts_.Replace(entry.network, network)) return false;
+    entry.is_counted = false;
+    entry.connection->Close();
     return true;
   }
 
@@ -114,24 +162,11 @@ class Server::Wire final : public ConnectionOwner {
   void Begin(Descriptor socket, const sockaddr_storage& peer, const PeerNetwork& network) {
     const auto connection =
         std::make_shared<Connection>(loop_, NewSocket(std::move(socket)), PeerNameOf(peer), *this);
-    called_.emplace_back(connection.get(), network, server_.live_);
-    const auto entry = std::prev(called_.end());
-    open_.emplace(connection.get(), entry);
-    BeginWait(entry);
+    auto& entry = open_[connection.get()];
+    entry = std::make_unique<Entry>(connection.get(), this, network, server_.live_);
+    server_.waits_->Begin(*entry);
     ++assigned_;
     connection->Start(network);
-  }
-
-  // Begins the wait of a connection, or begins it again.
-  void BeginWait(Entries::iterator entry) {
-    waiting_.splice(waiting_.end(), entry->wait == kNone ? called_ : waiting_, entry);
-    entry->wait = server_.next_wait_.fetch_add(1, std::memory_order_relaxed);
-    PublishLongestWait();
-  }
-
-  void PublishLongestWait() {
-    const int64_t longest = waiting_.empty() ? kNone : waiting_.front().wait;
-    longest_wait_.store(longest, std::memory_order_relaxed);
   }
 
   const ConnectionSettings& settings() const override { return server_.settings_.connection; }
@@ -144,22 +179,52 @@ class Server::Wire final : public ConnectionOwner {
                         server_.live_, std::move(called));
   }
 
-  void OnCall(Connection& connection) override {
-    const auto entry = open_.at(&connection);
-    called_.splice(called_.end(), waiting_, entry);
-    entry->wait = kNone;
-    PublishLongestWait();
+  void OnCall(Connection& connection) override { server_.waits_->End(*open_.at(&connection)); }
+
+  void OnHolding(Connection& connection, int64_t bytes) override {
+    Entry& entry = *open_.at(&connection);
+    Hold(entry, bytes);
+    while (held_bytes_ > server_.settings_.max_held_bytes) {
+      Entry* const first = FirstToRelease(entry);
+      if (first == nullptr) return;
+      first->connection->Close();
+    }
   }
 
-  void OnResponded(Connection& connection) override { BeginWait(open_.at(&connection)); }
+  // Of the network that holds the most, the connection that has waited longest. Null if none but
+  // `responding` holds bytes.
+  Entry* FirstToRelease(const Entry& responding) const {
+    absl::flat_hash_map<PeerNetwork, int64_t> held;
+    for (const auto& [connection, entry] : open_) held[entry->network] += entry->held_bytes;
+    const auto goes_first = [&held](const Entry& a, const Entry& b) {
+      return std::pair(-held[a.network], a.wait) < std::pair(-held[b.network], b.wait);
+    };
+    Entry* first = nullptr;
+    for (const auto& [connection, entry] : open_) {
+      if (entry->held_bytes == 0 || entry.get() == &responding) continue;
+      if (first == nullptr || goes_first(*entry, *first)) first = entry.get();
+    }
+    return first;
+  }
+
+  void Hold(Entry& entry, int64_t bytes) {
+    held_bytes_ += bytes - entry.held_bytes;
+    entry.held_bytes = bytes;
+  }
+
+  void OnResponded(Connection& connection) override {
+    Entry& entry = *open_.at(&connection);
+    Hold(entry, 0);
+    server_.waits_->Begin(entry);
+  }
 
   void OnClosed(Connection& connection) override {
     const auto found = open_.find(&connection);
-    const auto entry = found->second;
-    if (entry->is_counted) server_.counts_.Leave(entry->network);
+    Entry& entry = *found->second;
+    if (entry.is_counted) server_.counts_.Leave(entry.network);
+    Hold(entry, 0);
+    server_.waits_->End(entry);
     open_.erase(found);
-    (entry->wait == kNone ? called_ : waiting_).erase(entry);
-    PublishLongestWait();
     --assigned_;
   }
 
@@ -172,10 +237,8 @@ class Server::Wire final : public ConnectionOwner {
   EventLoop loop_;
   Server& server_;
   std::atomic<int64_t> assigned_{0};
-  std::atomic<int64_t> longest_wait_{kNone};
-  Entries waiting_;  // for a request, the longest first
-  Entries called_;   // with a call
-  absl::flat_hash_map<Connection*, Entries::iterator> open_;
+  int64_t held_bytes_ = 0;  // of all connections
+  absl::flat_hash_map<Connection*, std::unique_ptr<Entry>> open_;
 };
 
 Server::Server(ServerSettings settings, Serve serve, const Clock& clock, const CallServices* calls,
@@ -184,7 +247,8 @@ Server::Server(ServerSettings settings, Serve serve, const Clock& clock, const C
       serve_(std::move(serve)),
       calls_(calls),
       port_(listening.port),
-      counts_(settings_.max_connections, settings_.max_connections_per_address) {
+      counts_(settings_.max_connections, settings_.max_connections_per_address),
+      waits_(std::make_unique<Waits>()) {
   for (int i = 0; i < settings_.threads; ++i) {
     wires_.push_back(std::make_unique<Wire>(*this, clock));
   }
@@ -218,14 +282,6 @@ void Server::Open(Descriptor socket, const sockaddr_storage& peer) {
   const auto has_fewer = [](const auto& a, const auto& b) { return a->assigned() < b->assigned(); };
   const auto& wire = *std::min_element(wires_.begin(), wires_.end(), has_fewer);
   wire->Assign(std::move(socket), peer);
-}
-
-Server::Wire* Server::LongestWaiting() const {
-  const auto has_longer = [](const auto& a, const auto& b) {
-    return a->longest_wait() < b->longest_wait();
-  };
-  Wire* const wire = std::min_element(wires_.begin(), wires_.end(), has_longer)->get();
-  return wire->longest_wait() == Wire::kNone ? nullptr : wire;
 }
 
 void Server::Post(EventLoop::Task task) {

@@ -34,11 +34,16 @@ struct ServerSettings {
   std::string address;         // that of ListenOn()
   TlsAcceptor* tls = nullptr;  // null: plain text
   int threads = 1;
-  // Beyond this, a new connection replaces the one without a call that has waited longest since its
-  // last response. Where its address is at the next limit, it replaces none of another address.
+  // Beyond this, a new connection replaces one without a call: of the address with the most of
+  // them, the one that has waited longest since its last response. Where its own address is at the
+  // next limit, it replaces none of another address.
   int64_t max_connections = 128;
   // Beyond this, new ones are refused. 0: a quarter of max_connections.
   int64_t max_connections_per_address = 128;
+  // Of responses that are no calls' and not sent yet, on each thread; one may be larger. Beyond
+  // this, connections that hold one are closed: of the address that holds the most, the one that
+  // has waited longest.
+  int64_t max_held_bytes = int64_t{4} << 20;
   ConnectionSettings connection = {};
 };
 
@@ -53,7 +58,7 @@ struct CallServices {
 using Serve = std::function<Served(const Request&)>;
 
 // Serves from construction to Shutdown(). A connection holds at most the bytes of a head and what
-// its call has reserved. Thread-safe.
+// its call has reserved, or a response without a call. Thread-safe.
 class Server {
  public:
   // Returns Unavailable if the address can't be bound. Null `calls`: nothing that `serve` returns
@@ -82,13 +87,12 @@ class Server {
 
  private:
   class Wire;
+  class Waits;
+  struct Entry;
 
   Server(ServerSettings settings, Serve serve, const Clock& clock, const CallServices* calls,
          ListeningSockets listening);
   void Open(Descriptor socket, const sockaddr_storage& peer);
-  // Returns the thread of the connection that has waited longest for a request, or null if none
-  // waits.
-  Wire* LongestWaiting() const;
   void OnEveryConnection(void (Connection::*function)());
 
   const ServerSettings settings_;
@@ -98,8 +102,8 @@ class Server {
   std::atomic<bool> is_draining_{false};
   std::atomic<bool> is_stopping_{false};  // no connection opens
   SharedConnectionCounts counts_;
-  LiveCount live_;                     // calls and connections
-  std::atomic<int64_t> next_wait_{0};  // numbers the waits of connections for requests
+  LiveCount live_;  // calls and connections
+  const std::unique_ptr<Waits> waits_;
 
   std::vector<std::unique_ptr<Wire>> wires_;
   std::vector<std::shared_ptr<Acceptor>> acceptors_;

@@ -37,6 +37,7 @@ using ::testing::StartsWith;
 
 constexpr char kGet[] = "GET /echo HTTP/1.1\r\nHost: h\r\n\r\n";
 constexpr size_t kLargeBytes = 64 << 20;  // more than the kernel buffers
+constexpr char kGetLarge[] = "GET /large HTTP/1.1\r\nHost: h\r\n\r\n";
 
 // Answers with what it understood of the request.
 Served Echo(const Request& request) {
@@ -199,7 +200,7 @@ TEST(HttpServerEndTest, ClosesOpenConnections) {
   auto server = *Server::Start({.address = "127.0.0.1:0"}, Echo, kClock);
   const std::string address = absl::StrCat("127.0.0.1:", server->port());
   const Client silent(address), reading(address), idle(address);
-  ASSERT_TRUE(reading.Send("GET /large HTTP/1.1\r\nHost: h\r\n\r\n"));
+  ASSERT_TRUE(reading.Send(kGetLarge));
   ASSERT_TRUE(idle.Send(kGet));
   idle.ReadUntil("GET /echo\n");
   server.reset();
@@ -357,7 +358,7 @@ TEST_F(ImpatientServerTest, ABodyThatTricklesIsNotAwaited) {
 
 TEST_F(ImpatientServerTest, AClientThatDoesNotReadIsClosed) {
   const Client client(address());
-  ASSERT_TRUE(client.Send("GET /large HTTP/1.1\r\nHost: h\r\n\r\n"));
+  ASSERT_TRUE(client.Send(kGetLarge));
   std::this_thread::sleep_for(seconds(2));
   EXPECT_LT(client.CountUntilClosed(), kLargeBytes);
 }
@@ -447,18 +448,18 @@ class HttpServerLimitTest : public ::testing::Test {
 };
 
 TEST_F(HttpServerLimitTest, AnAddressAtItsLimitReplacesNoOther) {
-  Start(/*threads=*/1, 3, 2);
-  const Client other(address_, "127.0.0.2");
-  other.Send(kGet);
-  EXPECT_THAT(other.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  Start(/*threads=*/1, 4, 2);
+  const Client other(address_, "127.0.0.2"), second(address_, "127.0.0.2");
+  ExpectResponse(other, 0);
+  ExpectResponse(second, 1);
   std::vector<std::unique_ptr<Client>> clients;
   for (int n = 0; n < 2; ++n) clients.push_back(std::make_unique<Client>(address_));
   for (int n = 0; n < 2; ++n) {
     const Client refused(address_);
     EXPECT_EQ(refused.ReadUntil("\n"), "");
   }
-  other.Send(kGet);
-  EXPECT_THAT(other.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  ExpectResponse(other, 2);
+  ExpectResponse(second, 3);
 }
 
 // An address at its limit on one thread has connections left on the others.
@@ -521,12 +522,11 @@ TEST_F(HttpServerLimitTest, ABurstReplacesTheLongestWaits) {
   for (size_t n = 0; n < kConnections; ++n) EXPECT_EQ(clients[n]->CountUntilClosed(), 0u) << n;
 }
 
-// New connections of an address that may have one more: none but the one that gets the place closes
-// a connection of another address, whichever threads open them.
-TEST_F(HttpServerLimitTest, ABurstOfAnAddressTakesOnePlaceOfOthers) {
+// A flood replaces its own connections, whichever threads open them.
+TEST_F(HttpServerLimitTest, AnAddressWithTheMostConnectionsReplacesItsOwn) {
   constexpr int kThreads = 4, kOthers = 6, kOwn = 2, kRounds = 40;
   for (int round = 0; round < kRounds; ++round) {
-    Start(kThreads, kOthers + kOwn, kOwn + 1);
+    Start(kThreads, kOthers + kOwn, kOthers + kOwn);
     std::vector<std::unique_ptr<Client>> others, own;
     for (int n = 0; n < kOthers; ++n) {
       others.push_back(std::make_unique<Client>(address_, absl::StrCat("127.0.0.", 2 + n)));
@@ -536,20 +536,55 @@ TEST_F(HttpServerLimitTest, ABurstOfAnAddressTakesOnePlaceOfOthers) {
       own.push_back(std::make_unique<Client>(address_));
       ExpectResponse(*own.back(), n);
     }
-    ExpectResponse(*others[0], 0);  // the longest wait is not on the thread that accepts
     std::latch connected(1);
     for (int n = 0; n < kThreads; ++n) server_->Post([&connected] { connected.wait(); });
     for (int n = 0; n < 4 * kThreads; ++n) own.push_back(std::make_unique<Client>(address_));
     connected.count_down();
-    // Closed unless it has the place.
-    for (size_t n = kOwn; n < own.size(); ++n) {
-      own[n]->Send(kGet);
-      own[n]->ReadUntil("GET /echo\n");
-    }
+    ExpectResponse(*own.back(), round);
     WaitForTurns(kThreads);
-    const auto is_open = [](const auto& client) { return client->IsOpen(); };
-    EXPECT_EQ(std::count_if(others.begin(), others.end(), is_open), kOthers - 1) << round;
+    for (int n = 0; n < kOthers; ++n) ExpectResponse(*others[n], n);
   }
+}
+
+TEST_F(HttpServerLimitTest, OfAddressesWithAsManyConnectionsTheLongestWaitEnds) {
+  Start(/*threads=*/1, 3, 3);
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int n = 0; n < 4; ++n) {
+    clients.push_back(std::make_unique<Client>(address_, absl::StrCat("127.0.0.", 2 + n)));
+    ExpectResponse(*clients.back(), n);
+  }
+  EXPECT_EQ(clients[0]->CountUntilClosed(), 0u);
+  for (int n = 1; n < 4; ++n) ExpectResponse(*clients[n], n);
+}
+
+TEST(HeldBytesTest, AnAddressThatReadsNothingLosesItsOwnResponses) {
+  const auto server = *Server::Start({.address = "127.0.0.1:0",
+                                      .max_held_bytes = 5 * kLargeBytes / 2,
+                                      .connection = {.patience = seconds(60)}},
+                                     Echo, kClock);
+  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  const Client other(address, "127.0.0.2");
+  ASSERT_TRUE(other.Send(kGetLarge));
+  other.ReadUntil("\n");
+  std::vector<std::unique_ptr<Client>> hoarders;
+  for (int n = 0; n < 4; ++n) {
+    hoarders.push_back(std::make_unique<Client>(address));
+    ASSERT_TRUE(hoarders.back()->Send(kGetLarge));
+    hoarders.back()->ReadUntil("\n");  // the response has begun
+  }
+  for (int n = 0; n < 3; ++n) EXPECT_LT(hoarders[n]->CountUntilClosed(), kLargeBytes / 2) << n;
+  ASSERT_TRUE(other.Send("GET /last HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
+  EXPECT_GT(other.CountUntilClosed(), kLargeBytes / 2) << "the whole response";
+}
+
+TEST(HeldBytesTest, AResponseMayBeLargerThanTheLimit) {
+  const auto server = *Server::Start(
+      {.address = "127.0.0.1:0", .max_held_bytes = 1, .connection = {.patience = seconds(60)}},
+      Echo, kClock);
+  const Client client(absl::StrCat("127.0.0.1:", server->port()));
+  ASSERT_TRUE(client.Send(kGetLarge));
+  ASSERT_TRUE(client.Send("GET /last HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
+  EXPECT_GT(client.CountUntilClosed(), kLargeBytes);
 }
 
 class SingleServerTest : public HttpServerTest {
