@@ -103,11 +103,18 @@ std::optional<int64_t> CpuQuota(const fs::path& root) {
 }  // namespace
 
 HostLimits ReadHostLimits(const fs::path& root) {
-  const int cores = AffinityCores();
-  const int64_t memory_bytes = MemoryLimitBytes(root);
+  HostLimits limits{.cores = AffinityCores(), .memory_bytes = MemoryLimitBytes(root)};
   const std::optional<int64_t> quota = CpuQuota(root);
-  if (!quota || *quota > cores) return {.cores = cores, .memory_bytes = memory_bytes};
-  return {.cores = static_cast<int>(*quota), .has_cpu_quota = true, .memory_bytes = memory_bytes};
+  if (quota && *quota <= limits.cores) {
+    limits.cores = static_cast<int>(*quota);
+    limits.has_cpu_quota = true;
+  }
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    constexpr rlim_t kMost = std::numeric_limits<int64_t>::max();  // RLIM_INFINITY is larger
+    limits.descriptors = static_cast<int64_t>(std::min(files.rlim_cur, kMost));
+  }
+  return limits;
 }
 
 void RaiseDescriptorLimit() {

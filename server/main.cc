@@ -1,6 +1,9 @@
 // rapt-server: reads the options, starts the server, waits for a signal, drains.
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -68,25 +71,35 @@ int Serve(std::unique_ptr<Server> server, const sigset_t& signals) {
   return EXIT_SUCCESS;
 }
 
+// `entries` end with null.
+Environment EnvironmentOf(const char* const* entries) {
+  size_t count = 0;
+  while (entries[count] != nullptr) ++count;
+  return {entries, count};
+}
+
 int Main(int argc, char** argv) {
   const sigset_t signals = BlockSignals();
   std::signal(SIGPIPE, SIG_IGN);
   TuneMalloc();
+  RaiseDescriptorLimit();
   const absl::StatusOr<Options> options =
       ParseOptions(absl::Span<const char* const>(argv, argc).subspan(std::min(argc, 1)),
-                   std::getenv, ReadHostLimits());
+                   EnvironmentOf(environ), ReadHostLimits());
   if (!options.ok()) return Fail(options.status(), kExitUsage);
   if (const std::string& text = options->text_to_print; !text.empty()) {
     return std::fputs(text.c_str(), stdout) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
   }
   SetLogFormat(options->log.format);
+  for (const std::string& warning : options->warnings) {
+    Log(LogLevel::kWarning, "check the settings", {{"reason", warning}});
+  }
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(*options);
   if (absl::IsCancelled(server.status())) {
     Log(LogLevel::kInfo, "stopped", {{"reason", server.status().message()}});
     return EXIT_SUCCESS;
   }
   if (!server.ok()) return Fail(server.status(), kExitUsage);
-  RaiseDescriptorLimit();
   const LogWriter log_writer;  // not earlier: Create() needs a process with one thread
   return Serve(*std::move(server), signals);
 }

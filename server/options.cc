@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -22,10 +23,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "attention/problem_text.h"
 #include "base/arguments.h"
+#include "base/checked_math.h"
 #include "base/invalid.h"
 #include "base/version.h"
 #include "server/cache/limits.h"
@@ -43,15 +47,19 @@ constexpr int64_t kDay = milliseconds(std::chrono::hours(24)).count();
 constexpr int64_t kDefaultCudnnMemoryBytes = int64_t{4} << 30;
 constexpr int64_t kMinCudnnMemoryBytes = int64_t{64} << 20;
 constexpr double kMemoryShare = 0.6;
+constexpr absl::string_view kVariablePrefix = "RAPT_";
 
-// A range of numbers, or of durations in milliseconds.
+// A range of numbers, of bytes, or of durations in milliseconds.
 struct Range {
   int64_t least;
   int64_t most;
+  bool is_bytes = false;
 };
 constexpr Range kDuration = {0, kDay};
 constexpr Range kPositiveDuration = {1, kDay};
 constexpr Range kCount = {1, kMaxCalls};
+constexpr Range Bytes(int64_t least, int64_t most) { return {least, most, true}; }
+constexpr Range kBytes = Bytes(0, kMaxInt64);
 
 // One setting. Its initial value is the default.
 struct Setting {
@@ -76,11 +84,10 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"http_address", &o.http.address,
        "where to serve the Open Inference Protocol over HTTP, below /v2, and rapt.v1; port 0 "
        "selects a free port; empty: nowhere"},
-      {"max_json_bytes",
-       &o.http.max_json_bytes,
+      {"max_json_bytes", &o.http.max_json_bytes,
        "the most bytes of JSON in a request or an answer; tensors as binary data do not count",
        // As text, numbers in it become at most 6 times as long; Protocol Buffers has 2 GiB.
-       {1, int64_t{256} << 20}},
+       Bytes(1, int64_t{256} << 20)},
       {"http_allow_origin", &o.http.allow_origin,
        "origins of web pages that may call --http_address, separated by commas: "
        "https://example.org; empty: none"},
@@ -88,7 +95,7 @@ std::vector<Setting> SettingsOf(Options& o) {
        "serve the explorer, a web page that shows what attention does, at / of --http_address"},
       {"max_connections", &o.grpc.max_connections,
        "connections to --grpc_address that may be open at once; further ones are closed; as many "
-       "to --http_address, where they replace idle ones",
+       "to --http_address, where they replace idle ones; fewer if open descriptors are limited",
        kCount},
       {"max_connections_per_address",
        &o.grpc.max_connections_per_address,
@@ -135,28 +142,26 @@ std::vector<Setting> SettingsOf(Options& o) {
        "threads make no progress for this long",
        {100, kDay}},
       {"memory_budget_bytes", &o.admission.memory_budget_bytes,
-       "the memory of all requests together; 0: 60 % of the available memory"},
+       "the memory of all requests together; 0: 60 % of the available memory", kBytes},
       {"max_queued_requests",
        &o.admission.max_queued_requests,
        "requests that may wait for memory; 0: none",
        {0, kMaxCalls}},
       {"max_queue_delay", &o.admission.max_queue_delay, "how long a request may wait for memory",
        kDuration},
-      {"max_message_bytes",
-       &o.calls.max_message_bytes,
+      {"max_message_bytes", &o.calls.max_message_bytes,
        "the largest message that is received, 1 to 2147483647; 0: 256 MiB, or half of the budget's "
        "share for messages if that is less",
-       {0, kMaxInt32}},
+       Bytes(0, kMaxInt32)},
       {"max_open_calls", &o.calls.max_open_calls, "tensor calls that may be open at once", kCount},
       {"max_calls_per_caller", &o.calls.max_calls_per_caller,
        "tensor calls that one caller may have open at once; a caller is identified by its token, "
        "else its certificate, else its address",
        kCount},
-      {"min_receive_bytes_per_second",
-       &o.calls.min_receive_bytes_per_second,
+      {"min_receive_bytes_per_second", &o.calls.min_receive_bytes_per_second,
        "the minimum transfer rate of messages; slower calls are ended: requests after 2 s of "
        "grace, responses after 20 s",
-       {1, kMaxInt32}},
+       Bytes(1, kMaxInt32)},
       {"default_deadline", &o.calls.default_deadline, "the deadline of calls that set none",
        kPositiveDuration},
       {"max_deadline", &o.calls.max_deadline,
@@ -179,11 +184,12 @@ std::vector<Setting> SettingsOf(Options& o) {
        "of its name; their weights take part of --memory_budget_bytes; empty: none"},
       {"kv_cache_bytes", &o.cache.bytes,
        "memory for keys and values that stay with the server, on top of --memory_budget_bytes; 0: "
-       "the server keeps none"},
+       "the server keeps none",
+       kBytes},
       {"kv_max_caches_per_caller", &o.cache.max_caches_per_caller, "caches that a caller may have",
        kCount},
       {"kv_max_bytes_per_caller", &o.cache.max_bytes_per_caller,
-       "bytes of pages that the caches of a caller may reach; 0: all"},
+       "bytes of pages that the caches of a caller may reach; 0: all", kBytes},
       {"kv_default_lease", &o.cache.default_lease,
        "how long a cache that is created without a lease stays after its last call",
        kPositiveDuration},
@@ -202,10 +208,12 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"cudnn_memory_bytes", &o.cudnn.memory_bytes,
        "GPU memory for cudnn, and as much pinned host memory in addition to the budget; 0: 4 GiB "
        "with "
-       "--backend=cudnn, else none, and auto does not use the GPU"},
+       "--backend=cudnn, else none, and auto does not use the GPU",
+       kBytes},
       {"cudnn_kv_cache_bytes", &o.cudnn.kv_cache_bytes,
        "GPU memory for copies of resident keys and values, in addition to --cudnn_memory_bytes; 0: "
-       "the cpu attends to them"},
+       "the cpu attends to them",
+       kBytes},
       {"cudnn_min_flops", &o.cudnn.min_flops,
        "the GPU offload threshold: auto computes problems of fewer operations on the cpu; empty: "
        "measured at startup"},
@@ -255,8 +263,30 @@ absl::Status ParseValue(std::string_view name, const std::string& text,
   return absl::OkStatus();
 }
 
+// Returns the bytes that a suffix stands for: 1 for "", 2^30 for "G", "Gi" and "GiB".
+std::optional<int64_t> UnitOf(absl::string_view suffix) {
+  constexpr absl::string_view kLetters = "KMGT";
+  if (suffix.empty()) return 1;
+  const size_t power = kLetters.find(absl::ascii_toupper(static_cast<unsigned char>(suffix[0])));
+  const absl::string_view rest = suffix.substr(1);
+  if (power == kLetters.npos || !(rest.empty() || rest == "i" || rest == "iB")) return std::nullopt;
+  return int64_t{1024} << (10 * power);
+}
+
+absl::Status ParseBytes(std::string_view name, const std::string& text, int64_t& value) {
+  const absl::string_view all = text;
+  const absl::string_view digits = all.substr(0, all.find_first_not_of("0123456789"));
+  const std::optional<int64_t> unit = UnitOf(all.substr(digits.size()));
+  std::optional<int64_t> bytes;
+  if (int64_t number; unit && absl::SimpleAtoi(digits, &number)) bytes = CheckedMul(number, *unit);
+  if (!bytes) return BadValue(name, text, "a number of bytes such as 8589934592, 8G or 512MiB");
+  value = *bytes;
+  return absl::OkStatus();
+}
+
 // `source` is the name that the user set: "--threads" or "RAPT_THREADS".
 absl::Status Set(const Setting& setting, const std::string& source, const std::string& text) {
+  if (setting.range.is_bytes) return ParseBytes(source, text, *std::get<int64_t*>(setting.value));
   return std::visit([&](auto* value) { return ParseValue(source, text, *value); }, setting.value);
 }
 
@@ -285,13 +315,47 @@ absl::Status CheckRange(const Setting& setting, const T& value) {
   return absl::OkStatus();
 }
 
-// A variable that is set but empty counts as not set, as in `RAPT_ISA= rapt-server`.
-absl::Status SetFromEnvironment(absl::Span<const Setting> settings, ReadEnvironment environment) {
-  for (const Setting& setting : settings) {
-    const std::string variable = absl::StrCat("RAPT_", absl::AsciiStrToUpper(setting.name));
-    const char* value = environment(variable.c_str());
-    if (value == nullptr || *value == '\0') continue;
-    if (absl::Status status = Set(setting, variable, value); !status.ok()) return status;
+std::string VariableOf(const Setting& setting) {
+  return absl::StrCat(kVariablePrefix, absl::AsciiStrToUpper(setting.name));
+}
+
+// Whether another program reads the variable, or Kubernetes sets it in each pod for a service that
+// is named rapt or rapt-...: RAPT_SERVICE_HOST, RAPT_PORT_8001_TCP.
+bool IsOfOthers(absl::string_view variable) {
+  constexpr absl::string_view kOfClients[] = {"RAPT_ADDRESS", "RAPT_LIBRARY", "RAPT_TLS_CA"};
+  return std::find(std::begin(kOfClients), std::end(kOfClients), variable) !=
+             std::end(kOfClients) ||
+         absl::StrContains(variable, "_SERVICE_HOST") ||
+         absl::StrContains(absl::StrCat(variable, "_"), "_PORT_");
+}
+
+std::string UnknownVariable(absl::Span<const Setting> settings, const std::string& variable) {
+  std::vector<std::string> names;
+  for (const Setting& setting : settings) names.push_back(VariableOf(setting));
+  const std::vector<std::string_view> known(names.begin(), names.end());
+  const std::string_view nearest = Nearest(variable, known);
+  return absl::StrCat("unknown variable ", variable,
+                      nearest.empty() ? "; --help lists the flags"
+                                      : "; did you mean " + std::string(nearest) + "?");
+}
+
+// A variable that is set but empty counts as not set, as in `RAPT_ISA= rapt-server`. An unknown one
+// is no error: it may be meant for something else of that name.
+absl::Status SetFromEnvironment(absl::Span<const Setting> settings, Environment environment,
+                                std::vector<std::string>& warnings) {
+  for (const char* const entry : environment) {
+    const std::pair<std::string, std::string> variable =
+        absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    const auto& [name, value] = variable;
+    if (!absl::StartsWith(name, kVariablePrefix) || value.empty()) continue;
+    const auto setting =
+        std::find_if(settings.begin(), settings.end(),
+                     [&variable](const Setting& s) { return VariableOf(s) == variable.first; });
+    if (setting == settings.end()) {
+      if (!IsOfOthers(name)) warnings.push_back(UnknownVariable(settings, name));
+    } else if (absl::Status status = Set(*setting, name, value); !status.ok()) {
+      return status;
+    }
   }
   return absl::OkStatus();
 }
@@ -363,8 +427,9 @@ std::string HelpText() {
     absl::StrAppend(&text, "  --", setting.name, "=", value, "\n      ", setting.help, "\n");
   }
   absl::StrAppend(&text, "\nEach flag has an environment variable, such as RAPT_GRPC_ADDRESS for ",
-                  "--grpc_address; the flag overrides it.\n",
-                  "--flagfile=FILE reads flags from a file, one per line.\n",
+                  "--grpc_address; the flag overrides it. Unknown RAPT_ variables are logged.\n",
+                  "Numbers of bytes may end in K, M, G or T, powers of 1024; KiB is K, and so on: ",
+                  "8G, 512MiB.\n", "--flagfile=FILE reads flags from a file, one per line.\n",
                   "Once ready, prints: rapt-server ready grpc=HOST:PORT metrics=HOST:PORT\n",
                   "and how each is secured (grpc=HOST:PORT,unix:PATH with a socket), then ",
                   "http=HOST:PORT\n");
@@ -507,6 +572,53 @@ void FillIn(const HostLimits& host, Options& options) {
   }
 }
 
+// The requests, resident keys and values, and what a GPU pins. Beyond the available memory, the
+// system would end the process under load.
+void CheckMemory(const HostLimits& host, Options& options) {
+  const std::pair<const char*, int64_t> parts[] = {
+      {"--memory_budget_bytes", options.admission.memory_budget_bytes},
+      {"--kv_cache_bytes", options.cache.bytes},
+      {"--cudnn_memory_bytes", options.cudnn.memory_bytes}};
+  std::optional<int64_t> sum = 0;
+  std::vector<std::string> named;
+  for (const auto& [name, bytes] : parts) {
+    sum = sum ? CheckedAdd(*sum, bytes) : std::nullopt;
+    if (bytes > 0) named.push_back(absl::StrCat(name, "=", bytes));
+  }
+  if (host.memory_bytes == 0 || (sum && *sum <= host.memory_bytes)) return;
+  options.warnings.push_back(absl::StrCat(absl::StrJoin(named, " and "),
+                                          ": this machine or its cgroup has only ",
+                                          host.memory_bytes, " bytes of memory"));
+}
+
+// Connections of --grpc_address, --unix_socket and --http_address get what others leave: those of
+// the probes, which are always answered, new ones before they are counted, files and event loops.
+absl::Status FitDescriptors(const HostLimits& host, Options& options) {
+  constexpr int64_t kNewConnections = 64;  // of each address at once
+  constexpr int64_t kFiles = 64;
+  constexpr int64_t kFilesOfGpu = 256;
+  constexpr int64_t kLeastConnections = 16;
+  if (host.descriptors == 0) return absl::OkStatus();
+  const int64_t addresses = int64_t{!options.grpc.address.empty()} +
+                            int64_t{!options.grpc.unix_socket.empty()} +
+                            int64_t{!options.http.address.empty()};
+  const int64_t loops = 2 * WireThreads(options.compute.threads) + 1;
+  const int64_t others = kProbeConnections + (addresses + 1) * kNewConnections + 2 * loops +
+                         kFiles + (options.cudnn.memory_bytes > 0 ? kFilesOfGpu : 0);
+  const int64_t most = (host.descriptors - others) / addresses;
+  if (most < kLeastConnections) {
+    return Invalid("the limit of open descriptors (ulimit -n) is ", host.descriptors,
+                   "; it must be at least ", others + kLeastConnections * addresses);
+  }
+  if (options.grpc.max_connections <= most) return absl::OkStatus();
+  options.warnings.push_back(absl::StrCat("--max_connections is ", options.grpc.max_connections,
+                                          ", but the limit of open descriptors ", "(ulimit -n), ",
+                                          host.descriptors, ", leaves ", most, " to each address; ",
+                                          most, " is used"));
+  options.grpc.max_connections = most;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int WireThreads(int64_t compute_threads) {
@@ -517,7 +629,7 @@ int WireThreads(int64_t compute_threads) {
 }
 
 absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
-                                     ReadEnvironment environment, const HostLimits& host) {
+                                     Environment environment, const HostLimits& host) {
   Options options;
   const std::vector<Setting> settings = SettingsOf(options);
   CLI::App app;
@@ -525,7 +637,7 @@ absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
   app.set_help_flag("--help");
   app.set_version_flag("--version", absl::StrCat("rapt-server ", Version(), "\n"));
   AddFlag(app, "--flagfile", false);
-  absl::Status status = SetFromEnvironment(settings, environment);
+  absl::Status status = SetFromEnvironment(settings, environment, options.warnings);
   const absl::StatusOr<std::string> text =
       SetFromArguments(settings, std::vector<std::string>(arguments.begin(), arguments.end()), app);
   status.Update(text.status());
@@ -534,7 +646,9 @@ absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
   if (!status.ok()) return status;
   FillIn(host, options);
   status = Check(settings, options);
+  if (status.ok()) status = FitDescriptors(host, options);
   if (!status.ok()) return status;
+  CheckMemory(host, options);
   return options;
 }
 

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "attention/problem.h"
@@ -123,6 +122,9 @@ struct Options {
   SharedMemoryOptions shared_memory;
   CudnnOptions cudnn;
 
+  // What the user should know but need not mend, one line each.
+  std::vector<std::string> warnings;
+
   // The text of --help or --version, printed instead of serving.
   std::string text_to_print;
 };
@@ -130,14 +132,19 @@ struct Options {
 // Returns the number of threads that serve the network beside this many compute threads.
 int WireThreads(int64_t compute_threads);
 
-// Returns an environment variable, or null, like std::getenv().
-using ReadEnvironment = absl::FunctionRef<const char*(const char* name)>;
+// Connections of --metrics_address that may be open at once.
+inline constexpr int64_t kProbeConnections = 128;
+
+// Entries "NAME=value", as in environ.
+using Environment = absl::Span<const char* const>;
 
 // `arguments` are main's without the program's name. Returns InvalidArgument, in one line that
 // names the flag or the variable, for an unknown flag, a bad value, a stray argument, or flags that
-// contradict each other. Reads no files other than those of --flagfile.
+// contradict each other; and for a host with too few descriptors. Reads no files other than those
+// of
+// --flagfile.
 absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
-                                     ReadEnvironment environment, const HostLimits& host);
+                                     Environment environment, const HostLimits& host);
 
 }  // namespace rapt
 

@@ -506,7 +506,9 @@ absl::Status ServerImpl::ServeRest() {
 absl::Status ServerImpl::ServeProbes() {
   http::Router router = http::ProbeRoutes([this] { return metrics_.Serialize(); },
                                           [this] { return readiness_.is_ready(); });
-  auto server = http::Server::Start({.address = options_.metrics_address},
+  auto server = http::Server::Start({.address = options_.metrics_address,
+                                     .max_connections = kProbeConnections,
+                                     .max_connections_per_address = kProbeConnections},
                                     ServeBy(std::move(router)), memory_->clock);
   if (!server.ok()) return server.status();
   probes_ = *std::move(server);
@@ -561,7 +563,8 @@ void ServerImpl::LogReady() const {
        {"threads", options_.compute.threads},
        {"memory_budget_bytes", options_.admission.memory_budget_bytes},
        {"kv_cache_bytes", options_.cache.bytes},
-       {"max_message_bytes", options_.calls.max_message_bytes}});
+       {"max_message_bytes", options_.calls.max_message_bytes},
+       {"max_connections", options_.grpc.max_connections}});
 }
 
 std::string ServerImpl::grpc_address() const {

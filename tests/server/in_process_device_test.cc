@@ -63,8 +63,7 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(const std::vector<const char
                                     "--drain_pause=0",
                                     "--drain_refusal_time=0"};
   flags.insert(flags.end(), more.begin(), more.end());
-  const absl::StatusOr<Options> options = ParseOptions(
-      flags, [](const char*) -> const char* { return nullptr; }, HostLimits{});
+  const absl::StatusOr<Options> options = ParseOptions(flags, {}, HostLimits{});
   if (!options.ok()) return options.status();
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(*options);
   if (!server.ok()) return server.status();

@@ -40,8 +40,7 @@ absl::StatusOr<std::unique_ptr<Server>> CreateServer(const std::vector<const cha
                                   "--drain_pause=0",
                                   "--drain_refusal_time=0"};
   all.insert(all.end(), flags.begin(), flags.end());
-  const auto no_environment = [](const char*) -> const char* { return nullptr; };
-  const absl::StatusOr<Options> options = ParseOptions(all, no_environment, HostLimits{});
+  const absl::StatusOr<Options> options = ParseOptions(all, {}, HostLimits{});
   if (!options.ok()) return options.status();
   return Server::Create(*options);
 }

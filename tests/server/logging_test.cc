@@ -79,6 +79,13 @@ absl::Status AttendSlowly(Client& client, std::chrono::nanoseconds timeout) {
   return client.Attend({.q = tokens, .k = tokens, .v = tokens}, {.timeout = timeout}).status();
 }
 
+TEST(LoggingTest, TheServerWarnsAboutItsSettings) {
+  const test::ServerProcess server({"--kv_cache_bytes=1000T"}, {"RAPT_THREDS=3"});
+  EXPECT_THAT(server.Log(), HasSubstr("WARNING check the settings"));
+  EXPECT_THAT(server.Log(), HasSubstr("unknown variable RAPT_THREDS; did you mean RAPT_THREADS?"));
+  EXPECT_THAT(server.Log(), HasSubstr("--kv_cache_bytes=1099511627776000"));
+}
+
 TEST(LoggingTest, AServerWithAnUnreadLogServesAndStops) {
   constexpr int kRefused = 900;
   UnreadServer server;

@@ -12,10 +12,19 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+
 namespace rapt {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr HostLimits kHost{.cores = 6, .memory_bytes = 1000};
@@ -23,11 +32,16 @@ constexpr HostLimits kHost{.cores = 6, .memory_bytes = 1000};
 class OptionsTest : public ::testing::Test {
  protected:
   absl::StatusOr<Options> Parse(const std::vector<const char*>& arguments) {
-    const auto read = [this](const char* name) -> const char* {
-      const auto variable = environment_.find(name);
-      return variable == environment_.end() ? nullptr : variable->second.c_str();
-    };
-    return ParseOptions(arguments, read, kHost);
+    return ParseOn(kHost, arguments);
+  }
+
+  absl::StatusOr<Options> ParseOn(const HostLimits& host,
+                                  const std::vector<const char*>& arguments) {
+    std::vector<std::string> entries;
+    for (const auto& [name, value] : environment_) entries.push_back(name + "=" + value);
+    std::vector<const char*> environment;
+    for (const std::string& entry : entries) environment.push_back(entry.c_str());
+    return ParseOptions(arguments, environment, host);
   }
 
   std::map<std::string, std::string> environment_;
@@ -56,9 +70,8 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
 
 TEST(DefaultThreadsTest, LeaveCoresOfAQuotaToTheWire) {
   const auto threads_with = [](int quota) {
-    const auto no_environment = [](const char*) -> const char* { return nullptr; };
     const HostLimits host{.cores = quota, .has_cpu_quota = true, .memory_bytes = 1000};
-    return ParseOptions({}, no_environment, host)->compute.threads;
+    return ParseOptions({}, {}, host)->compute.threads;
   };
   EXPECT_EQ(threads_with(1), 1);
   EXPECT_EQ(threads_with(2), 1);
@@ -164,6 +177,116 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->security.tls_key, "key");
   EXPECT_EQ(options->security.tls_client_ca, "ca");
   EXPECT_EQ(options->security.token_file, "tokens");
+}
+
+TEST_F(OptionsTest, AnUnknownVariableIsToldWithTheNearest) {
+  environment_ = {{"RAPT_THREDS", "3"}, {"RAPT_FROBNICATE", "x"}, {"RAPT_BACKEND", "cpu"},
+                  {"RAPT_", "x"},       {"RAPT_EMPTY", ""},       {"MY_RAPT_THREADS", "3"}};
+  const absl::StatusOr<Options> options = Parse({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(options->warnings,
+              ElementsAre("unknown variable RAPT_; --help lists the flags",
+                          "unknown variable RAPT_FROBNICATE; --help lists the flags",
+                          "unknown variable RAPT_THREDS; did you mean RAPT_THREADS?"));
+}
+
+// Of the clients, and of a service named rapt, as Kubernetes sets them in each pod.
+TEST_F(OptionsTest, VariablesOfOthersAreNotTold) {
+  environment_ = {{"RAPT_ADDRESS", "127.0.0.1:8001"},
+                  {"RAPT_TLS_CA", "ca.crt"},
+                  {"RAPT_LIBRARY", "librapt_attention.so"},
+                  {"RAPT_SERVICE_HOST", "10.0.0.1"},
+                  {"RAPT_SERVICE_PORT", "8001"},
+                  {"RAPT_CLUSTER_IP_SERVICE_PORT_GRPC", "8001"},
+                  {"RAPT_PORT", "tcp://10.0.0.1:8001"},
+                  {"RAPT_CLUSTER_IP_PORT_8001_TCP_ADDR", "10.0.0.1"}};
+  EXPECT_THAT(Parse({})->warnings, IsEmpty());
+}
+
+TEST_F(OptionsTest, BytesTakeSuffixes) {
+  for (const auto& [text, bytes] :
+       std::vector<std::pair<const char*, int64_t>>{{"5000000", 5000000},
+                                                    {"4096K", int64_t{1} << 22},
+                                                    {"4096kiB", int64_t{1} << 22},
+                                                    {"512MiB", int64_t{1} << 29},
+                                                    {"8G", int64_t{1} << 33},
+                                                    {"8Gi", int64_t{1} << 33},
+                                                    {"8GiB", int64_t{1} << 33},
+                                                    {"1t", int64_t{1} << 40},
+                                                    {"8388607T", int64_t{8388607} << 40}}) {
+    const std::string flag = std::string("--kv_cache_bytes=") + text;
+    const absl::StatusOr<Options> options = Parse({flag.c_str()});
+    ASSERT_TRUE(options.ok()) << options.status();
+    EXPECT_EQ(options->cache.bytes, bytes) << text;
+  }
+  for (const char* text : {"", "G", "8GB", "8kB", "8 G", "8.5G", "-8G", "8Gib", "8P", "8GiBs",
+                           "0x8", "8388608T", "9223372036854775808", "99999999999999999999G"}) {
+    const std::string flag = std::string("--kv_cache_bytes=") + text;
+    EXPECT_EQ(Parse({flag.c_str()}).status().message(),
+              std::string("--kv_cache_bytes is '") + text +
+                  "'; it takes a number of bytes such as 8589934592, 8G or 512MiB");
+  }
+  environment_ = {{"RAPT_MEMORY_BUDGET_BYTES", "2G"}};
+  EXPECT_EQ(Parse({})->admission.memory_budget_bytes, int64_t{2} << 30);
+}
+
+TEST_F(OptionsTest, EveryFlagOfBytesTakesSuffixes) {
+  const std::string help = Parse({"--help"})->text_to_print;
+  int flags = 0;
+  for (absl::string_view line : absl::StrSplit(help, '\n')) {
+    line = absl::StripLeadingAsciiWhitespace(line);
+    const absl::string_view flag = line.substr(0, line.find('='));
+    if (!absl::StartsWith(flag, "--") || !absl::StrContains(flag, "bytes")) continue;
+    ++flags;
+    const std::string argument = absl::StrCat(flag, "=64M");
+    const absl::Status status = Parse({"--backend=cudnn", argument.c_str()}).status();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_GE(flags, 8);
+}
+
+TEST_F(OptionsTest, MoreMemoryThanTheHostHasIsTold) {
+  const HostLimits host{.cores = 2, .memory_bytes = int64_t{8} << 30};
+  EXPECT_THAT(ParseOn(host, {})->warnings, IsEmpty());
+  EXPECT_THAT(ParseOn(host, {"--memory_budget_bytes=8G"})->warnings, IsEmpty());
+  EXPECT_THAT(ParseOn(host, {"--memory_budget_bytes=9G"})->warnings,
+              ElementsAre("--memory_budget_bytes=9663676416: this machine or its cgroup has only "
+                          "8589934592 bytes of memory"));
+  EXPECT_THAT(
+      ParseOn(host, {"--memory_budget_bytes=5G", "--kv_cache_bytes=4G"})->warnings,
+      ElementsAre(HasSubstr("--memory_budget_bytes=5368709120 and --kv_cache_bytes=4294967296")));
+  EXPECT_THAT(ParseOn(host, {"--memory_budget_bytes=5G", "--cudnn_memory_bytes=4G"})->warnings,
+              ElementsAre(HasSubstr("--cudnn_memory_bytes=4294967296")));
+  EXPECT_THAT(
+      ParseOn(host, {"--memory_budget_bytes=8388607T", "--kv_cache_bytes=8388607T"})->warnings,
+      ElementsAre(HasSubstr("--kv_cache_bytes")))
+      << "the sum is no int64";
+  EXPECT_THAT(ParseOn({}, {"--memory_budget_bytes=9G"})->warnings, IsEmpty()) << "unknown";
+}
+
+TEST_F(OptionsTest, ConnectionsFitTheLimitOfDescriptors) {
+  const auto host = [](int64_t descriptors) {
+    return HostLimits{.cores = 2, .memory_bytes = 1000, .descriptors = descriptors};
+  };
+  EXPECT_EQ(ParseOn(host(1 << 20), {})->grpc.max_connections, 4096);
+  EXPECT_THAT(ParseOn(host(1 << 20), {})->warnings, IsEmpty());
+
+  const absl::StatusOr<Options> few = ParseOn(host(1024), {});
+  ASSERT_TRUE(few.ok()) << few.status();
+  EXPECT_GE(few->grpc.max_connections, 256);
+  EXPECT_LE(2 * few->grpc.max_connections + kProbeConnections, 1024);
+  EXPECT_THAT(few->warnings, ElementsAre(AllOf(HasSubstr("--max_connections is 4096"),
+                                               HasSubstr("(ulimit -n), 1024"))));
+  EXPECT_EQ(ParseOn(host(1024), {"--max_connections=100"})->grpc.max_connections, 100);
+  EXPECT_THAT(ParseOn(host(1024), {"--max_connections=100"})->warnings, IsEmpty());
+  EXPECT_GT(ParseOn(host(1024), {"--http_address="})->grpc.max_connections,
+            few->grpc.max_connections)
+      << "one address has more";
+  EXPECT_LT(ParseOn(host(1024), {"--unix_socket=s"})->grpc.max_connections,
+            few->grpc.max_connections)
+      << "three have less";
+  EXPECT_THAT(std::string(ParseOn(host(256), {}).status().message()),
+              AllOf(HasSubstr("(ulimit -n) is 256"), HasSubstr("must be at least")));
 }
 
 TEST_F(OptionsTest, TheGpuIsNotUsedByDefault) {

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/descriptor.h"
+#include "base/host_limits.h"
 #include "tests/support/loopback.h"
 #include "tests/support/server_process.h"
 
@@ -28,6 +29,7 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr char kProbe[] = "GET /healthz HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
@@ -133,6 +135,17 @@ TEST(ProbesTest, MoreSilentConnectionsThanTheServerKeepsDelayNoProbe) {
   }
 }
 
+TEST(ProbesTest, AFloodOfAnAddressClosesNoConnectionOfOthers) {
+  const ServerProcess server;
+  const Descriptor other(ConnectTo(server.metrics_address(), "127.0.0.2"));
+  std::vector<Descriptor> flood;
+  for (int n = 0; n < 400; ++n) flood.emplace_back(ConnectTo(server.metrics_address()));
+  ASSERT_TRUE(Send(flood.back(), kProbe));
+  ASSERT_THAT(ReadFor(flood.back(), std::chrono::seconds(30)), StartsWith("HTTP/1.1 200 "));
+  ASSERT_TRUE(Send(other, kProbe));
+  EXPECT_THAT(ReadFor(other, std::chrono::seconds(30)), StartsWith("HTTP/1.1 200 "));
+}
+
 TEST(ProbesTest, HeadHasTheHeadOfGetAndNoBody) {
   const ServerProcess server;
   for (const char* path : {"/healthz", "/readyz", "/metrics", "/unknown"}) {
@@ -168,13 +181,14 @@ TEST(ProbesTest, OtherMethodsAreNotAllowed) {
   EXPECT_THAT(answer, HasSubstr("\r\nConnection: close\r\n"));
 }
 
-// The address in "... metrics=ADDRESS ...", from the line that the server prints when it is ready.
-std::string MetricsAddress(ChildProcess& server) {
-  const std::string line = server.ReadLine();
-  const std::vector<std::string> parts = absl::StrSplit(line, " metrics=");
+// The address in "... metrics=ADDRESS ...", of the line that the server prints when it is ready.
+std::string AddressIn(const std::string& line, const std::string& name) {
+  const std::vector<std::string> parts = absl::StrSplit(line, absl::StrCat(" ", name, "="));
   EXPECT_EQ(parts.size(), 2u) << line;
   return parts.back().substr(0, parts.back().find(' '));
 }
+
+std::string MetricsAddress(ChildProcess& server) { return AddressIn(server.ReadLine(), "metrics"); }
 
 TEST(ProbesTest, ServesOnIpv6) {
   ChildProcess server(ServerCommand({"--grpc_address=127.0.0.1:0", "--metrics_address=[::1]:0"}));
@@ -190,6 +204,30 @@ TEST(ProbesTest, AllAddressesAreThoseOfBothFamilies) {
   const std::string port = address.substr(address.rfind(':'));
   EXPECT_TRUE(ProbeIsAnsweredWithin("127.0.0.1" + port, std::chrono::seconds(30)));
   EXPECT_TRUE(ProbeIsAnsweredWithin("[::1]" + port, std::chrono::seconds(30)));
+}
+
+TEST(ProbesTest, IdleConnectionsLeaveDescriptorsToProbes) {
+  RaiseDescriptorLimit();
+  std::vector<std::string> command = {"/bin/sh", "-c", "ulimit -n 512 && exec \"$0\" \"$@\""};
+  const std::vector<std::string> server_command =
+      ServerCommand({"--grpc_address=127.0.0.1:0", "--http_address=127.0.0.1:0",
+                     "--metrics_address=127.0.0.1:0"});
+  command.insert(command.end(), server_command.begin(), server_command.end());
+  ChildProcess server(command);
+  const std::string ready = server.ReadLine();
+  std::vector<Descriptor> idle;
+  for (const char* name : {"grpc", "http"}) {
+    const std::string address = AddressIn(ready, name);
+    // Of several addresses, each of which may have a quarter.
+    for (int n = 0; n < 600; ++n) {
+      idle.emplace_back(ConnectTo(address, absl::StrCat("127.0.0.", 2 + n % 8)));
+    }
+  }
+  for (int n = 0; n < 10; ++n) {
+    EXPECT_TRUE(ProbeIsAnsweredWithin(AddressIn(ready, "metrics"), std::chrono::seconds(30))) << n;
+  }
+  EXPECT_THAT(server.Errors(), HasSubstr("--max_connections is 4096, but the limit of open"));
+  EXPECT_THAT(server.Errors(), Not(HasSubstr("cannot accept connections")));
 }
 
 // The server can open no descriptors during its lifetime.
