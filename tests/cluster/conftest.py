@@ -8,6 +8,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "deploy"))  # chart_test.py has the sets of values
+sys.path.insert(0, str(HERE.parents[1] / "client" / "examples"))  # make_layers.py
 
 import image  # noqa: E402
 import rows  # noqa: E402

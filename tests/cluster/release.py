@@ -58,6 +58,10 @@ class Release:
         self.helm("upgrade", "--install", NAME, CHART, "--wait", "--timeout=120s", *sets)
         wait_until(lambda: len(self.ready_pods()) >= int(self._values.get("replicas", 2)), "there are too few pods")
 
+    def derive_resources(self):
+        """Leaves the resources of pods to the chart."""
+        self._values = {name: value for name, value in self._values.items() if not name.startswith("resources.")}
+
     def helm(self, command, *arguments):
         return run(os.environ["RAPT_HELM"], command, "--namespace", self.namespace, *arguments)
 

@@ -44,6 +44,8 @@ VALUE_SETS = {
         "sidecars[0].volumeMounts[0].name=shm",
         "sidecars[0].volumeMounts[0].mountPath=/dev/shm",
     ),
+    "caches": (*PLAIN, "server.kvCacheMiB=512"),
+    "layers": (*TLS, "modelRepository.volume.persistentVolumeClaim.claimName=layers"),
     "bare": (*PLAIN, "podDisruptionBudget.enabled=false", "networkPolicy.enabled=false", "service.headless=false"),
     "placed": (
         *PLAIN,
@@ -123,6 +125,10 @@ def test_tokens_need_tls():
     [
         ("server.threads=0", "server.threads"),
         ("server.memoryBudgetMiB=much", "server.memoryBudgetMiB"),
+        ("server.kvCacheMiB=3", "server.kvCacheMiB"),
+        ("server.extraArgs[0]=--kv_cache_bytes=8G", "server.kvCacheMiB"),
+        ("modelRepository.claim=layers", "claim is not allowed"),
+        ("modelRepository.volume.nfs=server", "modelRepository.volume.nfs"),
         ("server.maxConnectionAgeSeconds=10s", "server.maxConnectionAgeSeconds"),
         ("server.extraArgs[0]=threads", "server.extraArgs.0"),
         ("server.thread=2", "thread is not allowed"),
@@ -174,10 +180,41 @@ def test_resources_can_be_replaced():
     assert resources == {"limits": {"nvidia.com/mig-1g.10gb": 1}}
 
 
-def test_shared_memory_is_mounted_and_counted():
-    def limit(resources):
-        return int(container_of(resources)["resources"]["limits"]["memory"].removesuffix("Mi"))
+def limit(resources):
+    return int(container_of(resources)["resources"]["limits"]["memory"].removesuffix("Mi"))
 
+
+def test_the_memory_limit_follows_the_caches():
+    resources = render(VALUE_SETS["caches"])
+    assert f"--kv_cache_bytes={512 << 20}" in container_of(resources)["args"]
+    assert limit(resources) == limit(render(PLAIN)) + 512
+    assert not [argument for argument in container_of(render(PLAIN))["args"] if "kv_cache" in argument]
+
+
+def test_caches_in_extra_arguments_need_resources_of_their_own():
+    values = (*PLAIN, "server.extraArgs[0]=--kv_cache_bytes=8G", "resources.limits.memory=16Gi")
+    assert "--kv_cache_bytes=8G" in container_of(render(values))["args"]
+
+
+def test_layers_are_mounted_and_loaded_before_a_pod_is_ready():
+    resources = render((*VALUE_SETS["layers"], "modelRepository.startSeconds=900"))
+    container = container_of(resources)
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "models"]
+    assert mount["readOnly"] and f"--model_repository={mount['mountPath']}" in container["args"]
+    assert {"name": "models", "persistentVolumeClaim": {"claimName": "layers"}} in resources["Deployment"]["spec"]["template"][
+        "spec"
+    ]["volumes"]
+    assert container["startupProbe"]["failureThreshold"] == 900
+    assert limit(resources) == limit(render(TLS)), "the weights are part of the budget"
+    plain = container_of(render(PLAIN))
+    assert plain["startupProbe"]["failureThreshold"] == 60 and "volumeMounts" not in plain
+
+
+def test_services_named_rapt_set_no_variables_of_the_server():
+    assert render(PLAIN)["Deployment"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
+def test_shared_memory_is_mounted_and_counted():
     resources = render((*PLAIN, "sharedMemoryMiB=512"))
     assert "--allow_shared_memory" in container_of(resources)["args"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in container_of(resources)["volumeMounts"]

@@ -22,7 +22,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "rapt.memoryMiB" -}}
 {{- $calls := div (mul .Values.server.maxOpenCalls 68) 1024 -}}
 {{- $gpu := ternary (add .Values.gpu.memoryMiB .Values.gpu.hostMiB) 0 .Values.gpu.enabled -}}
-{{- add .Values.server.memoryBudgetMiB 128 $calls 128 $gpu .Values.sharedMemoryMiB -}}
+{{- add .Values.server.memoryBudgetMiB .Values.server.kvCacheMiB 128 $calls 128 $gpu .Values.sharedMemoryMiB -}}
 {{- end -}}
 
 {{/* The compute threads and the network threads, which the server derives in the same way. */}}
