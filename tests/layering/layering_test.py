@@ -100,7 +100,7 @@ KNOWS_WIRE_LIBRARIES = (
 
 # The same for JSON; attention/cudnn/ includes it for cudnn-frontend.
 JSON_LIBRARY = "nlohmann/"
-KNOWS_JSON = ("attention/cudnn/", "attention/layer/files/", "server/protocols/", "server/wire/")
+KNOWS_JSON = ("attention/cudnn/", "attention/layer/files/", "base/strict_json.*", "server/protocols/", "server/wire/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 OURS = ("attention/", "base/", "server/", "client/", "proto/", "tests/", "bench/")
@@ -177,6 +177,7 @@ class LayeringTest(unittest.TestCase):
             "attention/layer/layer.cc": "#include <nlohmann/json.hpp>",
             "attention/cpu/cpu_backend.cc": '#include "attention/reference/reference_backend.h"',
             "attention/c/c_interface.cc": '#include "attention/cpu/kernels.h"',
+            "base/json_string.cc": "#include <nlohmann/json.hpp>",
             "base/mutex.h": '#  include "server/request.h"',
             "server/admission/queue.h": '#include "server/engine.h"',
             "server/execution/scheduler.cc": '#include "server/protocols/oip/codec.h"',

@@ -44,6 +44,10 @@ std::string Call(absl::string_view v, absl::string_view datatype = "FP32",
                       ",", Input("V", v, datatype), "]", more, "}");
 }
 
+std::string OneInput(absl::string_view name, absl::string_view data, absl::string_view datatype) {
+  return absl::StrCat("{\"inputs\":[", Input(name, data, datatype), "]}");
+}
+
 // An input of `tokens` rows of 64 elements, whose binary data follows.
 std::string BinaryInput(absl::string_view name, int64_t tokens, int64_t bytes) {
   return absl::StrCat(R"({"name":")", name, R"(","shape":[1,1,)", tokens,
@@ -145,17 +149,24 @@ TEST_F(RestTest, BinaryDataBothWays) {
 
 TEST_F(RestTest, RejectsWrongRequestsAndNamesWhatIsWrong) {
   const std::pair<std::string, const char*> cases[] = {
-      {"", "the JSON is invalid: parse error"},
+      {"", "the JSON is invalid: line 1, column 1 (byte 1): syntax error"},
       {"[]", "where an object or a field is expected"},
-      {"{", "the JSON is invalid: parse error"},
-      {"{} {}", "the JSON is invalid: parse error"},
+      {"{", "the JSON is invalid: line 1, column 2 (byte 2): syntax error"},
+      {"{} {}", "the JSON is invalid: line 1, column 4 (byte 4): syntax error"},
+      {Call("1") + std::string("\0]]]]garbage", 12), ": a NUL byte"},
+      {Call("1", "FP32", R"(,"id":"a","id":"a")"), "the JSON is invalid: id is given twice"},
+      {Call("1", "FP32", R"(,"inputs":[])"), "the JSON is invalid: inputs is given twice"},
+      {Call("1", "FP32", R"(,"parameters":{"scale":1,"scale":2})"),
+       "the JSON is invalid: parameters.scale is given twice"},
+      {Call("1", "FP32", R"(,"outputs":[{"name":"Y","name":"Y"}])"),
+       "the JSON is invalid: outputs.name is given twice"},
       {R"({"input":[]})", "Q is missing"},
       {R"({"id":7})", "field id of the wrong type"},
       {Call("1e39"), "input V has 1e+39 in data of FP32"},
       {Call("65520", "FP16"), "input V has 65520 in data of FP16"},
       {Call("3.4e38", "BF16"), "input V has 3.4e+38 in data of BF16"},
-      {Call("1e400"), "input V has invalid data: number overflow parsing '1e400'"},
-      {Call("NaN"), "input V has invalid data"},
+      {Call("1e400"), "): number overflow parsing '1e400'"},
+      {Call("NaN"), "input V has invalid data: line 1, column "},
       {Call("null"), "input V has null in data"},
       {Call("{}"), "input V has an object in data"},
       {Call("\"inf\""), "input V has 'inf' in data of FP32"},
@@ -163,14 +174,12 @@ TEST_F(RestTest, RejectsWrongRequestsAndNamesWhatIsWrong) {
       {Call(std::string(20, '[') + "1" + std::string(20, ']')), "levels of arrays"},
       {Call(std::string(100000, '[')), "levels of arrays"},
       {Call("1", "FP8"), "datatype 'FP8'"},
-      {Call("1", "FP32", R"(,"inputs":[)" + Input("attn_mask", "2", "BOOL") + "]"),
-       "input attn_mask has 2 in data of BOOL"},
-      {Call("1", "FP32", R"(,"inputs":[)" + Input("nonpad_kv_seqlen", "1.5", "INT64") + "]"),
+      {OneInput("attn_mask", "2", "BOOL"), "input attn_mask has 2 in data of BOOL"},
+      {OneInput("nonpad_kv_seqlen", "1.5", "INT64"),
        "input nonpad_kv_seqlen has 1.5 in data of INT64"},
-      {Call("1", "FP32",
-            R"(,"inputs":[)" + Input("nonpad_kv_seqlen", "9223372036854775808", "INT64") + "]"),
+      {OneInput("nonpad_kv_seqlen", "9223372036854775808", "INT64"),
        "input nonpad_kv_seqlen has 9223372036854775808 in data of INT64"},
-      {"{\"inputs\":[{\"name\":\"Q\xff\"}]}", "the JSON is invalid: parse error"},
+      {"{\"inputs\":[{\"name\":\"Q\xff\"}]}", "(byte 22): syntax error"},
       {R"({"inputs":[{"name":"Q","shape":[1],"datatype":"FP32"}]})", "it must have one"},
       {R"({"inputs":[{"name":"Q","shape":[1e3],"datatype":"FP32"}]})", "must have integers"},
       {R"({"inputs":[{"name":"Q","shape":[4611686018427387904,4],"datatype":"FP32","data":[]}]})",
@@ -196,6 +205,28 @@ TEST_F(RestTest, RejectsWrongRequestsAndNamesWhatIsWrong) {
         << body.substr(0, 300);
   }
   EXPECT_EQ(Infer(Call("1")).status, 200);
+}
+
+TEST_F(RestTest, RequestsWithoutTensorsAreReadAsStrictly) {
+  const auto ask = [&](absl::string_view path, absl::string_view body) {
+    return RawHttp(server_.http_address()).Ask(RequestText("POST", path, body));
+  };
+  EXPECT_EQ(ask("/v2/repository/index", R"({"ready":true})").status, 200);
+  const std::pair<absl::string_view, const char*> cases[] = {
+      {R"({"ready":true,"ready":false})", "the JSON is invalid: ready is given twice"},
+      {R"({"ready":true}])", "the JSON is invalid: line 1, column 15 (byte 15): syntax error"},
+      {absl::string_view("{}\0", 3), "the JSON is invalid: line 1, column 3 (byte 3): a NUL byte"},
+      {"{\n\"ready\":tru}", "the JSON is invalid: line 2, column 12 (byte 14): syntax error"},
+      {"[]", "the body must be a JSON object"},
+  };
+  for (const auto& [body, message] : cases) {
+    const RawResponse response = ask("/v2/repository/index", body);
+    EXPECT_EQ(response.status, 400) << body;
+    EXPECT_THAT(response.body, HasSubstr(message)) << body;
+  }
+  const std::string call = R"({"call":{"q":{"dtype":"FP32","shape":[1],"data":[1]}}})";
+  EXPECT_THAT(ask("/rapt/v1/attend", call + std::string("\0]]]]garbage", 12)).body,
+              HasSubstr("a NUL byte"));
 }
 
 TEST_F(RestTest, LyingLengthsAreRefused) {

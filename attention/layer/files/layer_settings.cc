@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/invalid.h"
+#include "base/strict_json.h"
 
 namespace rapt {
 namespace {
@@ -22,30 +23,10 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxShownBytes = 64;  // of a text from the file, in errors
 
-// The functions of Json are recursive: deeper values could overflow the stack.
-constexpr int kMaxDepth = 64;
-
-// Parses a file. A name that an object has twice is an error, not the value that the parser keeps.
+// Parses a file, in which Python writes infinity and NaN as such.
 absl::StatusOr<Json> ParseFile(absl::string_view text) {
-  absl::Status status;
-  std::vector<std::set<std::string>> names;  // of the objects around the value, by depth
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (!status.ok()) return false;
-    if (event == Json::parse_event_t::key) {
-      const auto& name = value.get_ref<const std::string&>();
-      if (names[static_cast<size_t>(depth) - 1].insert(name).second) return true;
-      status = Invalid(name.substr(0, kMaxShownBytes), " is given twice");
-    } else if (depth >= kMaxDepth) {
-      status = Invalid("arrays and objects are nested more than ", kMaxDepth, " deep");
-    } else if (event == Json::parse_event_t::object_start) {
-      names.resize(static_cast<size_t>(depth));
-      names.resize(static_cast<size_t>(depth) + 1);
-    }
-    return status.ok();
-  };
-  Json root = Json::parse(text.begin(), text.end(), check, /*allow_exceptions=*/false);
-  if (!status.ok()) return status;
-  if (!root.is_object()) return Invalid("the file is not a JSON object");
+  absl::StatusOr<Json> root = ParseStrictJson(text, JsonNumberSyntax::kNonFinite);
+  if (root.ok() && !root->is_object()) return Invalid("the file is not a JSON object");
   return root;
 }
 
@@ -53,6 +34,9 @@ absl::StatusOr<Json> ParseFile(absl::string_view text) {
 std::string TextOf(const Json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "an array";
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+    return absl::StrCat(value.get<double>());  // dump() writes null
+  }
   return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, kMaxShownBytes);
 }
 
@@ -78,6 +62,7 @@ class ObjectReader {
     const Json* const value = Find(names);
     if (value == nullptr) return;
     if (!value->is_number()) return Reject(*value, "a number");
+    if (!std::isfinite(value->get<double>())) return Reject(*value, "finite");
     out = value->get<double>();
   }
   void Read(std::initializer_list<const char*> names, std::optional<bool>& out) {

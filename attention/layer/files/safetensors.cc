@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
+#include "base/strict_json.h"
 
 namespace rapt {
 namespace {
@@ -58,12 +58,10 @@ struct Entry {
 };
 
 // Reads the index: an object with an object for each tensor, whose arrays have integers.
-class IndexReader final : public nlohmann::json_sax<nlohmann::json> {
+class IndexReader final : public JsonHandler {
  public:
   absl::StatusOr<std::vector<Entry>> Read(absl::string_view json) {
-    nlohmann::json_sax<nlohmann::json>* const handler = this;
-    nlohmann::json::sax_parse(json.begin(), json.end(), handler);
-    if (!status_.ok()) return status_;
+    if (!ReadStrictJson(json, *this)) return status_;
     return std::move(entries_);
   }
 
@@ -74,7 +72,6 @@ class IndexReader final : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool) override { return Unexpected("a bool"); }
   bool number_integer(number_integer_t) override { return Unexpected("a negative number"); }
   bool number_float(number_float_t, const string_t&) override { return Unexpected("a fraction"); }
-  bool binary(binary_t&) override { return Unexpected("binary data"); }
 
   bool number_unsigned(number_unsigned_t value) override {
     if (place_ != Place::kArray) return Unexpected("a number");
@@ -93,7 +90,6 @@ class IndexReader final : public nlohmann::json_sax<nlohmann::json> {
     if (place_ == Place::kMetadata) return true;
     if (place_ != Place::kTensor || key_ != "dtype") return Unexpected("a string");
     Entry& entry = entries_.back();
-    if (entry.type != nullptr) return GivenTwice();
     entry.type = FindType(value);
     if (entry.type == nullptr) {
       return Fail("tensor ", name(), " has dtype '", value.substr(0, 32), "', which is unknown");
@@ -141,9 +137,7 @@ class IndexReader final : public nlohmann::json_sax<nlohmann::json> {
     if (place_ != Place::kTensor) return Unexpected("an array");
     Entry& entry = entries_.back();
     if (key_ != "shape" && key_ != "data_offsets") return Unexpected("an array");
-    std::optional<Shape>& array = key_ == "shape" ? entry.shape : entry.offsets;
-    if (array) return GivenTwice();
-    array_ = &array.emplace();
+    array_ = &(key_ == "shape" ? entry.shape : entry.offsets).emplace();
     place_ = Place::kArray;
     return true;
   }
@@ -154,10 +148,7 @@ class IndexReader final : public nlohmann::json_sax<nlohmann::json> {
     return Fail("tensor ", name(), " has ", array_->size(), " data_offsets; it must have 2");
   }
 
-  bool parse_error(std::size_t position, const std::string&,
-                   const nlohmann::json::exception&) override {
-    return Fail("the index is not JSON at byte ", position);
-  }
+  void OnInvalid(absl::string_view why) override { Fail("the index is invalid JSON: ", why); }
 
   const std::string& name() const { return entries_.back().name; }
 
@@ -170,7 +161,6 @@ class IndexReader final : public nlohmann::json_sax<nlohmann::json> {
     return Fail(tensor, where, " has ", what,
                 "; the index is an object of tensors, each with dtype, shape and data_offsets");
   }
-  bool GivenTwice() { return Fail("tensor ", name(), " has ", key_, " twice"); }
 
   template <typename... Parts>
   bool Fail(const Parts&... parts) {
@@ -255,9 +245,7 @@ absl::StatusOr<Safetensors> Safetensors::Parse(absl::string_view content) {
     const auto [begin, end] = std::pair((*entry.offsets)[0], (*entry.offsets)[1]);
     SavedTensor tensor{std::string(entry.type->name), entry.type->dtype, *std::move(entry.shape),
                        absl::MakeConstSpan(bytes + begin, static_cast<size_t>(end - begin))};
-    if (!tensors.emplace(entry.name, std::move(tensor)).second) {
-      return Invalid("tensor ", entry.name, " is in the index twice");
-    }
+    tensors.emplace(entry.name, std::move(tensor));
   }
   return Safetensors(std::move(tensors));
 }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <variant>
 
@@ -15,6 +14,7 @@
 #include "attention/half.h"
 #include "base/checked_math.h"
 #include "base/json_string.h"
+#include "base/strict_json.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/json_numbers.h"
 #include "server/protocols/oip/parameters.h"
@@ -70,13 +70,13 @@ struct InputState {
 
 // Reads the JSON. The numbers of an input are stored while they are read if its type and shape are
 // known by then, from the text before them or from another Reader's pass.
-class Reader final : public nlohmann::json_sax<nlohmann::json> {
+class Reader final : public JsonHandler {
  public:
   Reader(int64_t json_bytes, BufferPool& pool, const inference::ModelInferRequest* known)
       : pool_(pool), known_(known), numbers_left_(json_bytes / 2) {}
 
   absl::Status Read(absl::string_view json) {
-    nlohmann::json::sax_parse(json.begin(), json.end(), this);
+    ReadStrictJson(json, *this);
     return status_;
   }
 
@@ -171,11 +171,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(uint64_t value) override { return OnScalar(value); }
   bool number_float(double value, const std::string&) override { return OnScalar(value); }
   bool string(std::string& value) override { return OnScalar(absl::string_view(value)); }
-  bool binary(binary_t&) override { return false; }  // not in JSON
 
  private:
-  bool Twice() { return Fail(Invalid(InputName(), " has ", key_, " twice")); }
-
   bool TooMany(int most, absl::string_view what) {
     return Fail(Invalid("the request has more than ", most, " ", what));
   }
@@ -198,7 +195,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   bool BeginData() {
     nesting_ = 0;
     InputState& state = inputs_.back();
-    if (std::exchange(state.has_data, true)) return Twice();
+    state.has_data = true;
     const InputTensor* spec = &input();
     if (known_ != nullptr) {
       spec = &known_->inputs(result_->message.inputs_size() - 1);
@@ -232,7 +229,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         if (key_ == "name") {
           input().set_name(text->data(), text->size());
         } else if (key_ == "datatype") {
-          if (std::exchange(inputs_.back().has_datatype, true)) return Twice();
+          inputs_.back().has_datatype = true;
           input().set_datatype(text->data(), text->size());
         } else {
           return OnOtherField();
@@ -368,7 +365,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     if (place() == Place::kRequest && key_ == "inputs") return Enter(Place::kInputs);
     if (place() == Place::kRequest && key_ == "outputs") return Enter(Place::kOutputs);
     if (place() == Place::kInput && key_ == "shape") {
-      if (std::exchange(inputs_.back().has_shape, true)) return Twice();
+      inputs_.back().has_shape = true;
       return Enter(Place::kShape);
     }
     if (place() == Place::kInput && key_ == "data") {
@@ -387,13 +384,9 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
-  bool parse_error(size_t, const std::string&,
-                   const nlohmann::json::exception& exception) override {
-    absl::string_view what = exception.what();
-    // "[json.exception.out_of_range.406] number overflow parsing '1e400'"
-    what = what.substr(what.find("] ") + 2);
-    return Fail(place() == Place::kData ? Invalid(InputName(), " has invalid data: ", what)
-                                        : Invalid("the JSON is invalid: ", what));
+  void OnInvalid(absl::string_view why) override {
+    Fail(place() == Place::kData ? Invalid(InputName(), " has invalid data: ", why)
+                                 : Invalid("the JSON is invalid: ", why));
   }
 
  private:

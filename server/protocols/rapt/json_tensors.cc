@@ -8,8 +8,8 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -20,6 +20,7 @@
 #include "attention/operator.h"
 #include "base/check.h"
 #include "base/json_string.h"
+#include "base/strict_json.h"
 #include "base/wire_format.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/protocols/json_numbers.h"
@@ -33,7 +34,6 @@ namespace {
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 
-constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxRank = 64;
 constexpr size_t kMaxTensors = 4096;  // more than the parts of any call have
 
@@ -55,7 +55,7 @@ struct JsonParts {
 
 // Moves the data of tensors from the JSON to buffers. The type and shape of a tensor may follow its
 // data; then another Reader, which knows them, reads the JSON again.
-class Reader final : public nlohmann::json_sax<nlohmann::json> {
+class Reader final : public JsonHandler {
  public:
   using Tensors = std::vector<TensorState>;  // in their order
 
@@ -66,7 +66,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         numbers_left_(static_cast<int64_t>(json_bytes / 2)) {}
 
   absl::Status Read(absl::string_view json) {
-    nlohmann::json::sax_parse(json.begin(), json.end(), this);
+    ReadStrictJson(json, *this);
     return status_;
   }
 
@@ -91,12 +91,16 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     AppendJsonString(value, parts_.text);
     return true;
   }
-  bool binary(binary_t&) override { return false; }  // not in JSON
 
   bool key(std::string& name) override {
     Level& level = levels_.back();
     level.key = std::move(name);
     if (IsTensor(level) && level.key == "datatype") level.key = "dtype";
+    level.field = FieldOf(level.type, level.key);
+    if (level.field != nullptr && !level.fields.insert(level.field).second) {
+      return Fail(absl::StrCat("the JSON is invalid: ", level.field->name(),
+                               " is given twice, by two of its names"));
+    }
     if (IsTensorField("name")) return true;  // not written
     Separate(level);
     AppendJsonString(level.key, parts_.text);
@@ -126,7 +130,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
       return Open('[', {.type = type, .is_array = true});
     }
     ++data_depth_;
-    return data_depth_ <= static_cast<int>(kMaxDepth) || TooDeep();
+    return true;
   }
   bool end_array() override {
     if (data_depth_ == 0) return Close(']');
@@ -136,10 +140,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
                              ToString(known_tensor().shape), " needs ", wanted_));
   }
 
-  bool parse_error(size_t, const std::string&,
-                   const nlohmann::json::exception& exception) override {
-    const absl::string_view what = exception.what();
-    return Fail(absl::StrCat("the JSON is invalid: ", what.substr(what.find("] ") + 2)));
+  void OnInvalid(absl::string_view why) override {
+    Fail(absl::StrCat("the JSON is invalid: ", why));
   }
 
  private:
@@ -150,6 +152,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     size_t tensor = 0;  // its index, if it is one
     bool is_empty = true;
     std::string key = {};
+    const FieldDescriptor* field = nullptr;        // of the key; null: unknown
+    std::set<const FieldDescriptor*> fields = {};  // so far
   };
 
   static bool IsTensor(const Level& level) {
@@ -168,9 +172,12 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   const Descriptor* TypeOfValue() const {
     const Level& level = levels_.back();
     if (level.is_array || level.type == nullptr) return level.type;
-    const FieldDescriptor* field = level.type->FindFieldByCamelcaseName(level.key);
-    if (field == nullptr) field = level.type->FindFieldByName(level.key);
-    return field == nullptr ? nullptr : field->message_type();
+    return level.field == nullptr ? nullptr : level.field->message_type();
+  }
+  static const FieldDescriptor* FieldOf(const Descriptor* type, const std::string& name) {
+    if (type == nullptr) return nullptr;
+    const FieldDescriptor* const field = type->FindFieldByCamelcaseName(name);
+    return field != nullptr ? field : type->FindFieldByName(name);
   }
 
   // "q" of {"q": {"data": ...}}
@@ -199,7 +206,6 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool Open(char bracket, Level level) {
-    if (levels_.size() == kMaxDepth) return TooDeep();
     if (IsTensorField("name")) return WrongName();
     if (!BeginValue(1)) return false;
     parts_.text += bracket;
@@ -332,7 +338,6 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool WrongName() { return Fail(absl::StrCat(TensorName(), " has a name that is no string")); }
-  bool TooDeep() { return Fail(absl::StrCat("the JSON has more than ", kMaxDepth, " levels")); }
 
   bool Fail(absl::string_view message) {
     status_ = absl::InvalidArgumentError(message);

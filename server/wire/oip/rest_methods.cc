@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/strict_json.h"
 #include "server/calls/per_model.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/oip/json_codec.h"
@@ -193,14 +194,15 @@ class SmallHandler final : public http::BodyHandler {
   }
 
   absl::StatusOr<std::string> Answer(const std::string& body) const {
-    Fields fields = Fields::object();
-    if (!body.empty()) fields = Fields::parse(body, nullptr, /*allow_exceptions=*/false);
-    if (!fields.is_object()) {
+    absl::StatusOr<Fields> fields = Fields::object();
+    if (!body.empty()) fields = ParseStrictJson(body);
+    if (!fields.ok()) return fields.status();
+    if (!fields->is_object()) {
       return absl::InvalidArgumentError("the body must be a JSON object, or empty");
     }
     ProtoRequest request;
     absl::Status status;
-    if (route_.read != nullptr) status = route_.read(values_, fields, request);
+    if (route_.read != nullptr) status = route_.read(values_, *fields, request);
     ProtoResponse response;
     status.Update(status.ok() ? methods_.Respond(request, response) : status);
     if (status.ok() && route_.check != nullptr) status = route_.check(response);

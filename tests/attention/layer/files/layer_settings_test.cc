@@ -319,6 +319,25 @@ TEST(LayerSettingsTest, RejectsContradictions) {
   EXPECT_TRUE(ParseLayerSettings(R"({"a": [{"n": 1}, {"n": 2}], "b": {"n": 3}})").ok());
 }
 
+TEST(LayerSettingsTest, ErrorsTellTheirPlace) {
+  EXPECT_THAT(MessageFor("{\n  \"n_embd\": 64,\n}"), HasSubstr("line 3, column 1 (byte 19): "));
+  EXPECT_THAT(MessageFor(std::string("{}\0", 3)),
+              HasSubstr("line 1, column 3 (byte 3): a NUL byte"));
+  EXPECT_THAT(MessageFor("{\"n_embd\": 64} x"), HasSubstr("line 1, column 16 (byte 16): "));
+  EXPECT_THAT(MessageFor("[]"), HasSubstr("the file is not a JSON object"));
+}
+
+// transformers writes time_step_limit of Mamba and others as Python does.
+TEST(LayerSettingsTest, ReadsInfinityWhereItDoesNotMatter) {
+  const auto settings = ParseLayerSettings(
+      R"({"time_step_limit": [0.0, Infinity], "x": -Infinity, "y": NaN, "hidden_size": 64})");
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->embed_size, 64);
+  EXPECT_THAT(MessageFor(R"({"rope_theta": Infinity})"),
+              HasSubstr("rope_theta is inf; it must be finite"));
+  EXPECT_THAT(MessageFor(R"({"rope_theta": NaN})"), HasSubstr("rope_theta is nan"));
+}
+
 // Balanced brackets, which the parser accepts; recursion over them would overflow the stack.
 TEST(LayerSettingsTest, RejectsDeepNesting) {
   constexpr size_t kDepth = kMaxConfigBytes / 2 - 100;

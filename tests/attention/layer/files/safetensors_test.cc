@@ -124,9 +124,11 @@ TEST(SafetensorsTest, RejectsWhatIsNoIndex) {
         R"({"__metadata__":{"a":1}})"}) {
     MessageFor(index);
   }
+  EXPECT_THAT(MessageFor("{\n\"w\": }"), HasSubstr("invalid JSON: line 2, column 6 (byte 8): "));
+  EXPECT_THAT(MessageFor(std::string("{}\0 x", 5)), HasSubstr("a NUL byte"));
   EXPECT_THAT(
       MessageFor(absl::StrCat("{", Entry("w", 1, 0, 4), ",", Entry("w", 1, 4, 8), "}"), "12345678"),
-      HasSubstr("tensor w is in the index twice"));
+      HasSubstr("w is given twice"));
 }
 
 // None of them may take memory or stack that grows with more than the index.

@@ -67,13 +67,13 @@ TEST_F(JsonCodecTest, AFieldOfAnInputComesOnce) {
   for (const char* field : {R"("shape":[1])", R"("datatype":"FP32")", R"("data":[1])"}) {
     const std::string json = absl::StrCat(
         R"({"inputs":[{"name":"Q","shape":[1],"datatype":"FP32","data":[1],)", field, "}]}");
-    EXPECT_THAT(Read(json).status().message(), HasSubstr("twice")) << json;
+    EXPECT_THAT(Read(json).status().message(), HasSubstr(" is given twice")) << json;
   }
 }
 
 // Clients add members of their own, and write null for what they leave out.
 TEST_F(JsonCodecTest, WhatIsUnknownOrNullIsSkipped) {
-  const std::string deep = std::string(100, '[') + R"({"inputs":[1]})" + std::string(100, ']');
+  const std::string deep = std::string(50, '[') + R"({"inputs":[1]})" + std::string(50, ']');
   const std::string ignored[] = {R"("model_name":"other")", R"("x":null)",
                                  R"("x":{"name":"K","data":[{}]})", absl::StrCat("\"x\":", deep),
                                  R"("parameters":null)"};

@@ -128,6 +128,11 @@ TEST(JsonTensorsTest, ErrorsNameTheTensor) {
       {R"("dtype":"FP32","dat":[])", "not a rapt.v1.DiagnoseRequest in JSON"},
       {R"("name":[1])", "k has a name that is no string"},
       {R"("dtype":"FP32","shape":[1],"data":[1e400])", "number overflow"},
+      {R"("dtype":"FP32","shape":[1],"shape":[1])", "call.k.shape is given twice"},
+      {R"("dtype":"FP32","datatype":"FP32")", "dtype is given twice, by two of its names"},
+      {R"("shape":[1]},"keyLengths":[1],"key_lengths":[2],"q":{)",
+       "key_lengths is given twice, by two of its names"},
+      {R"("shape":[1]},"k":{)", "call.k is given twice"},
   };
   for (const auto& [json, message] : cases) {
     const absl::Status status = Read(absl::StrCat(R"({"call":{"k":{)", json, "}}}")).status();
@@ -136,7 +141,7 @@ TEST(JsonTensorsTest, ErrorsNameTheTensor) {
   }
   for (const std::string& deep :
        {std::string(100, '['), R"({"call":{"q":{"dtype":"FP32","data":)" + std::string(100, '[')}) {
-    EXPECT_THAT(Read(deep).status().message(), HasSubstr("levels"));
+    EXPECT_THAT(Read(deep).status().message(), HasSubstr("nested more than 64 deep"));
   }
 }
 
