@@ -100,7 +100,7 @@ class Explained:
             f"<p>{html.escape(text)}<br>{highlighted(self.words, weights)}</p>"
             for text, weights in zip(self.heads, self.weights[:, IT])
         )
-        maps = rapt.plot(self.weights, title="queries down, keys across, in the order of the words")
+        maps = rapt.plot(self.weights, query_labels=self.words, key_labels=self.words)
         return f"<h2>{html.escape(self.title)}</h2>{''.join(lines)}{maps._repr_html_()}"
 
 

@@ -6,27 +6,30 @@
     x = np.random.default_rng(0).standard_normal((1, 8, 128, 64), np.float32)  # [B, H, S, D]
     y = rapt.attention(x, x, x, causal=True)
 
-rapt.Client and rapt.AsyncClient call a server. docs/python.md is the guide.
+rapt.Client and rapt.AsyncClient call a server; they do not need the library librapt_attention.so, which the functions do.
+docs/python.md is the guide.
 """
 
 import importlib.util
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from . import capi as _capi
+# rapt.v1 is the package of modules that protoc generates from proto/rapt/v1, in other folders of sys.path.
+__path__ = pkgutil.extend_path(__path__, __name__)
+
 from ._attention import AttendResult, Options, attend, attend_backward, attention, merge
 from ._operators import LinearOptions, LinearResult, LshOptions, LshResult, linear_attention, lsh_attention
 from ._plot import Figure, plot
 from ._run import get_num_threads, set_num_threads
+from ._version import VERSION as __version__
 
 if TYPE_CHECKING:
     from . import errors
     from ._async_client import AsyncCache, AsyncClient
-    from ._caches import Cache, CacheItem, StepResult
+    from ._caches import Cache, CacheItem, StepOptions, StepResult
     from ._client import Client
     from ._http import Retry
     from ._reports import LayerShape
-
-__version__ = _capi.version()
 
 # Modules of the clients and of PyTorch, which take most of the time of an import, by what they define.
 _LATER = {
@@ -37,6 +40,7 @@ _LATER = {
     "Client": "_client",
     "LayerShape": "_reports",
     "Retry": "_http",
+    "StepOptions": "_caches",
     "StepResult": "_caches",
     "errors": "errors",
     "torch": "torch",
@@ -57,6 +61,7 @@ __all__ = [
     "LshResult",
     "Options",
     "Retry",
+    "StepOptions",
     "StepResult",
     "attend",
     "attend_backward",

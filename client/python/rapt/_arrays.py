@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import sys
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -315,3 +316,17 @@ def rounded(numbers: np.ndarray[Any, Any], code: int) -> np.ndarray[Any, Any]:
     bits = numbers.astype(np.float32).view(np.uint32)
     halves = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
     return np.where(np.isnan(numbers), np.uint16(0x7FC0), halves)
+
+
+def _in_short(name: str, value: Any) -> str:
+    if not hasattr(value, "__dlpack__"):
+        return repr(value)
+    layout = kind_of(name, value).read(name, value)[1]
+    return f"<{NAMES[layout.dtype]} {list(layout.shape)}>"
+
+
+def short_repr(result: Any) -> str:
+    """Of a dataclass, with the types and shapes of arrays in place of their numbers, and without what is None."""
+    values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    parts = [f"{name}={_in_short(name, value)}" for name, value in values.items() if value is not None]
+    return f"{type(result).__name__}({', '.join(parts)})"

@@ -106,6 +106,7 @@ class AsyncClient(_Asynchronous):
     def __init__(self, url: str, *, threads: int = 32, **options: Unpack[ClientOptions]) -> None:
         super().__init__(Client(url, **options), _Threads(threads))
 
+    attention = _in_thread(Client.attention)
     attend = _in_thread(Client.attend)
     attend_backward = _in_thread(Client.attend_backward)
     linear_attention = _in_thread(Client.linear_attention)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from . import _arrays, _plot, _run, capi
-from ._arrays import A, Array, Layout, Shape
+from ._arrays import A, Array, Layout, Shape, short_repr
+from ._options import Option, describe, shows, unknown
 
 Number = float | int
 Scores = Literal["scores", "softcapped", "biased", "weights"]
@@ -20,52 +20,93 @@ Scores = Literal["scores", "softcapped", "biased", "weights"]
 class Options(TypedDict, total=False):
     """The options of attention, attend and attend_backward; docs/variants.md explains those of variants. Letters: B
     batch, Hq query heads, Hkv key and value heads, Sq queries, Sk keys, P past keys, T = P + Sk, D and Dv the head sizes
-    of keys and values. A table is float32 or has q's type."""
+    of keys and values. A table is float32 or has q's type. None is as good as absent."""
 
-    mask: Array | None  # broadcast to [B, Hq, Sq, T]; bool: true = attend; a float type: added to the scores
-    causal: bool  # key j is visible to query i if j <= i + offset
-    scale: Number | None  # of the scores; None: 1 / sqrt(D)
-    softcap: Number  # S = softcap * tanh(S / softcap); 0: none
-    window: tuple[int | None, int | None] | None  # (left, right): keys before and after i + offset; None: unbounded
-    alignment: Literal["top_left", "bottom_right"]  # offset is P, or key_lengths - Sq; or T - Sq
-    key_lengths: Sequence[int] | Array | None  # [B], int64: how many of the Sk keys are valid
-    past_key: Array | None  # [B, Hkv, P, D], before the keys in k
-    past_value: Array | None  # [B, Hkv, P, Dv]
-    layout: Literal["BHSD", "BSHD"]  # the axes of q, k, v, y, dy and relative_query
-    dropout: tuple[float, int] | None  # (probability, seed), of the weights
-    softmax_in_fp64: bool
+    mask: Annotated[
+        Array | None,
+        Option(None, "broadcast to [B, Hq, Sq, T]; bool: true = attend; a float type: added to the scores"),
+    ]
+    causal: Annotated[bool, Option(False, "query i sees keys j <= i + offset; see alignment")]
+    scale: Annotated[Number | None, Option(None, "of the scores; None: 1 / sqrt(D), or 1 for additive scores")]
+    softcap: Annotated[Number, Option(0, "scores become softcap * tanh(score / softcap); 0: none")]
+    window: Annotated[
+        tuple[int | None, int | None] | None,
+        Option(None, "(left, right): query i sees keys from i + offset - left to i + offset + right; None: unbounded"),
+    ]
+    alignment: Annotated[
+        Literal["top_left", "bottom_right"],
+        Option(
+            "top_left",
+            "query i is at key i + offset. top_left: offset = P, and one causal query sees the first of five keys;"
+            " bottom_right: offset = T - Sq, and it sees all five",
+        ),
+    ]
+    key_lengths: Annotated[
+        Sequence[int] | Array | None,
+        Option(None, "[B], int64: how many of the Sk keys are valid; the others are hidden"),
+    ]
+    past_key: Annotated[Array | None, Option(None, "[B, Hkv, P, D], before the keys in k")]
+    past_value: Annotated[Array | None, Option(None, "[B, Hkv, P, Dv], before the values in v")]
+    layout: Annotated[
+        Literal["BHSD", "BSHD", "BSE"] | None,
+        Option(
+            None,
+            "the axes of q, k, v, y, dy and relative_query; BSE is [B, S, heads * D]. None: BHSD of 4 axes, BSE of 3;"
+            " of 2, [S, D], one head",
+        ),
+    ]
+    query_heads: Annotated[int | None, Option(None, "of BSE; None: one head")]
+    kv_heads: Annotated[int | None, Option(None, "of BSE; None: query_heads")]
+    dropout: Annotated[tuple[float, int] | None, Option(None, "(probability, seed), of the weights")]
+    softmax_in_fp64: Annotated[bool, Option(False, "softmax in float64 instead of float32; always, for float64 inputs")]
 
-    attention_bias: Array | None  # a float type, broadcast to [B, Hq, Sq, T], added to the scores
-    head_sink: Array | None  # [Hq], a table: the score of one more key without a value
-    alibi: bool
-    alibi_slopes: Array | None  # [Hq] or [B, Hq], a table
-    bias_table: Array | None  # [N, Hq], a table: T5's bias of each bucket of distances
-    is_bidirectional: bool  # half of the buckets are for later keys
-    max_distance: int | None
-    relative_bias: Array | None  # [1 or Hq, 2c + 1], a table
-    relative_keys: Array | None  # [1 or Hq, 2c + 1, D], a table
-    relative_values: Array | None  # [1 or Hq, 2c + 1, Dv], a table
-    relative_query: Array | None  # as q
-    v_head_size: int | None  # without v: V is the first numbers of each row of k
-    cos_cache: Array | None  # [M, r / 2] or [B, S, r / 2], a table: rotary embedding
-    sin_cache: Array | None
-    position_ids: Array | None  # [B, Sq], int64
-    key_position_ids: Array | None  # [B, Sk], int64
-    interleaved: bool
-    rotary_embedding_dim: int  # r; 0: D
-    rope_theta: Number | None
-    rotary_keys: bool | None
-    score_function: Literal["dot_product", "additive"]
-    additive_weight: Array | None  # [1 or Hq, D], a table
-    normalizer: Literal["softmax", "sparsemax", "entmax15", "entmax"]
-    alpha: Number | None  # of entmax, 1 to 2
-    head_alpha: Array | None  # [Hq], a table
-    block_mask: Array | None  # bool, [1 or B, 1 or Hq, Sq / block_q, T / block_k], rounded up
-    block_q: int | None
-    block_k: int | None
-    selected_indices: Array | None  # int32, [B, 1 or Hkv, Sq, N]; -1: unused
-    global_mask: Array | None  # bool, [B, T]
-    prefix_keys: int
+    attention_bias: Annotated[
+        Array | None, Option(None, "a float type, broadcast to [B, Hq, Sq, T], added to the scores")
+    ]
+    head_sink: Annotated[Array | None, Option(None, "[Hq], a table: the score of one more key without a value")]
+    alibi: Annotated[bool, Option(False, "a bias that falls with the distance, with ALiBi's slopes of heads")]
+    alibi_slopes: Annotated[Array | None, Option(None, "[Hq] or [B, Hq], a table: other slopes")]
+    bias_table: Annotated[Array | None, Option(None, "[N, Hq], a table: T5's bias of each bucket of distances")]
+    is_bidirectional: Annotated[bool, Option(False, "half of the buckets of bias_table are for later keys")]
+    max_distance: Annotated[int | None, Option(None, "of bias_table: larger distances share the last bucket; None: 128")]
+    relative_bias: Annotated[Array | None, Option(None, "[1 or Hq, 2c + 1], a table: a bias of each clipped distance")]
+    relative_keys: Annotated[Array | None, Option(None, "[1 or Hq, 2c + 1, D], a table: vectors beside the keys")]
+    relative_values: Annotated[Array | None, Option(None, "[1 or Hq, 2c + 1, Dv], a table: vectors beside the values")]
+    relative_query: Annotated[Array | None, Option(None, "as q: the queries of relative_keys, if they are others")]
+    v_head_size: Annotated[int | None, Option(None, "without v: V is the first numbers of each row of k")]
+    cos_cache: Annotated[
+        Array | None, Option(None, "[M, r / 2] or [B, S, r / 2], a table: rotary embedding of q and k")
+    ]
+    sin_cache: Annotated[Array | None, Option(None, "as cos_cache")]
+    position_ids: Annotated[Array | None, Option(None, "[B, Sq], int64: the rows of cos_cache of the queries")]
+    key_position_ids: Annotated[Array | None, Option(None, "[B, Sk], int64: the rows of cos_cache of the keys")]
+    interleaved: Annotated[bool, Option(False, "rotates pairs of neighbours, not of halves")]
+    rotary_embedding_dim: Annotated[int, Option(0, "r, the numbers of a head that are rotated; 0: D")]
+    rope_theta: Annotated[Number | None, Option(None, "the base of angles, in place of cos_cache and sin_cache")]
+    rotary_keys: Annotated[bool | None, Option(None, "whether k is rotated as well; None: yes")]
+    score_function: Annotated[
+        Literal["dot_product", "additive"], Option("dot_product", "additive: Bahdanau's, with additive_weight")
+    ]
+    additive_weight: Annotated[Array | None, Option(None, "[1 or Hq, D], a table")]
+    normalizer: Annotated[
+        Literal["softmax", "sparsemax", "entmax15", "entmax"], Option("softmax", "makes weights of scores")
+    ]
+    alpha: Annotated[Number | None, Option(None, "of entmax, 1 to 2")]
+    head_alpha: Annotated[Array | None, Option(None, "[Hq], a table: alpha of each head")]
+    block_mask: Annotated[
+        Array | None,
+        Option(None, "bool, [1 or B, 1 or Hq, Sq / block_q, T / block_k], rounded up: true = the block is seen"),
+    ]
+    block_q: Annotated[int | None, Option(None, "queries of a block of block_mask")]
+    block_k: Annotated[int | None, Option(None, "keys of a block of block_mask")]
+    selected_indices: Annotated[
+        Array | None, Option(None, "int32, [B, 1 or Hkv, Sq, N]: the keys that a query sees; -1: unused")
+    ]
+    global_mask: Annotated[Array | None, Option(None, "bool, [B, T]: true = the window hides no key from this one, nor this one")]
+    prefix_keys: Annotated[int, Option(0, "how many first keys the window does not hide")]
+
+
+describe(Options)
 
 
 # ---- Tensors ------------------------------------------------------------------------------------
@@ -143,7 +184,8 @@ _SIZES = {
 }
 TENSORS = frozenset(_SLOTS) - {"q", "k", "v", "dy", "y", "lse", "dlse"}
 _BROADCASTS = ("mask", "attention_bias")  # these have rank 1 to 4
-_OF_LAYOUT = ("q", "k", "v", "relative_query", "dy", "y", "out")
+OF_LAYOUT = ("q", "k", "v", "relative_query", "dy", "y", "out")
+_HEADS = ("query_heads", "kv_heads")
 
 
 _OPTIONAL_AXIS = ("alibi_slopes", "cos_cache", "sin_cache")  # their first axis may be absent
@@ -175,13 +217,37 @@ def _input_strides(name: str, layout: Layout) -> list[int]:
     return strides
 
 
+LAYOUTS = {"BHSD": 1, "BSHD": 2, "BSE": 3}  # the values of the proto
+
+
+def layout_of(options: Mapping[str, Any], rank: int) -> str:
+    """The layout of a call whose q has this rank; [S, D] is read as [1, S, D]."""
+    layout: str = options.get("layout") or ("BHSD" if rank > 3 else "BSE")
+    wanted = 3 if choice("layout", layout, LAYOUTS) == LAYOUTS["BSE"] else 4
+    check(rank in (2, 3, 4), f"q has {rank} axes; it must have 2 to 4")
+    check(max(rank, 3) == wanted, f"layout is {layout}, which has {wanted} axes; q has {rank}")
+    return layout
+
+
+def heads_of(options: Mapping[str, Any]) -> dict[str, int]:
+    """The heads of BSE."""
+    query_heads = integer("query_heads", options.get("query_heads", 1), 1)
+    return {"query_heads": query_heads, "kv_heads": integer("kv_heads", options.get("kv_heads", query_heads), 1)}
+
+
 class _Filling:
     """Fills a rapt_problem and its rapt_arguments."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], q: Layout) -> None:
         self.problem, self.arguments = capi.Problem(), capi.Arguments()
         self._sizes: dict[str, tuple[int, str]] = {}  # axis -> size, and the tensor that has it
-        self._swaps = options.get("layout") == "BSHD"
+        self._rank = len(q.shape)
+        layout = layout_of(options, self._rank)
+        self._swaps = layout != "BHSD"
+        given = [name for name in _HEADS if name in options]
+        check(layout == "BSE" or not given, f"{' and '.join(given)} is given, but q has shape {text(q.shape)}, not [B, S, E]")
+        self._heads = heads_of(options)
+        self._rank3_is_batch = layout == "BSE" and not given  # of a mask
 
     def set_size(self, axis: str, size: int, source: str) -> None:
         self._sizes[axis] = size, source
@@ -198,6 +264,7 @@ class _Filling:
     def add_input(self, name: str, layout: Layout) -> None:
         slot = _SLOTS[name]
         self._check_type(name, slot, layout.dtype)
+        layout = self._with_four_axes(name, layout)
         if slot.sets:
             setattr(self.problem, slot.sets, layout.dtype if slot.sets.endswith("dtype") else 1)
         if name in _BROADCASTS:
@@ -211,15 +278,36 @@ class _Filling:
         self._bind(name, self._in_layout(name, axes), layout.shape)
         if name == "key_lengths":  # a plain pointer
             check(layout.strides is None or layout.shape == (1,), f"{name} is not contiguous", _COPY)
-        elif layout.strides is not None or (self._swaps and name in _OF_LAYOUT):
+        elif layout.strides is not None or (self._swaps and name in OF_LAYOUT):
             strides = _input_strides(name, layout)
             if name == "alibi_slopes" and len(axes) == 1:
                 strides = [1, *strides]
             self._set_strides(name, slot, strides)
 
+    def _with_four_axes(self, name: str, layout: Layout) -> Layout:
+        """Of an array [B, S, heads * size] or [S, size] the axes [B, S, heads, size]."""
+        if name not in OF_LAYOUT or self._rank not in (2, 3):
+            return layout
+        shape, strides = layout.shape, layout.strides
+        check(len(shape) == self._rank, f"{name} has shape {text(shape)}; it must have {self._rank} axes, as q has")
+        counts = "kv_heads" if name in ("k", "v") else "query_heads"
+        heads = self._heads[counts]
+        size, rest = divmod(shape[-1], heads)
+        check(rest == 0, f"{name} has shape {text(shape)}; its last axis must be a multiple of {counts}, {heads}")
+        rows = (1,) * (3 - self._rank) + shape[:-1]
+        if strides is not None:
+            strides = (1,) * (3 - self._rank) + (*strides[:-1], size * strides[-1], strides[-1])
+        return layout._replace(shape=(*rows, heads, size), strides=strides)
+
+    def _with_own_axes(self, name: str, shape: Shape) -> Shape:
+        """The other way round, of the shape of an output."""
+        if name not in OF_LAYOUT or self._rank not in (2, 3):
+            return shape
+        return (*shape[3 - self._rank : 2], shape[2] * shape[3])
+
     def _in_layout(self, name: str, axes: list[Any]) -> list[Any]:
         """Axes from those of BHSD, or the other way round."""
-        return [axes[n] for n in (0, 2, 1, 3)] if self._swaps and name in _OF_LAYOUT else axes
+        return [axes[n] for n in (0, 2, 1, 3)] if self._swaps and name in OF_LAYOUT else axes
 
     def _set_strides(self, name: str, slot: _Slot, strides: list[int]) -> None:
         """`strides`: of the first axes of four; the others have size 1."""
@@ -251,8 +339,12 @@ class _Filling:
     def _add_mask(self, name: str, slot: _Slot, layout: Layout) -> None:
         rank = len(layout.shape)
         check(1 <= rank <= 4, f"{name} has shape {text(layout.shape)}; its rank must be from 1 to 4")
-        getattr(self.problem, slot.field + "_shape")[:] = [1] * (4 - rank) + list(layout.shape)
-        getattr(self.arguments, slot.field).strides[:] = [1] * (4 - rank) + _input_strides(name, layout)
+        shape, strides = list(layout.shape), _input_strides(name, layout)
+        if rank == 3 and self._rank3_is_batch:  # [B, Sq, T]
+            shape.insert(1, 1)
+            strides.insert(1, 1)
+        getattr(self.problem, slot.field + "_shape")[:] = [1] * (4 - len(shape)) + shape
+        getattr(self.arguments, slot.field).strides[:] = [1] * (4 - len(strides)) + strides
 
     def add_output(self, name: str, given: Layout | None) -> _run.Output:
         """`given`: the layout of the array for it, if it exists."""
@@ -260,6 +352,7 @@ class _Filling:
         shape = tuple(self.size(axis) for axis in self._in_layout(name, slot.axes.split()))
         dtype = _lse_type(self.problem.dtype) if slot.dtype == _LSE else self.problem.dtype
         strides = list(_arrays.row_major(shape))
+        shape = self._with_own_axes(name, shape)
         if given is not None:
             name = "out"
             check(
@@ -267,7 +360,7 @@ class _Filling:
                 f"out has type {_arrays.NAMES[given.dtype]} and shape {text(given.shape)}; it must have"
                 f" {_arrays.NAMES[dtype]} and {text(shape)}",
             )
-            strides = _input_strides("out", given)
+            strides = _input_strides("out", self._with_four_axes("out", given))
             check(min(strides) > 0, "out repeats elements: it has a stride of 0")
         self._set_strides("y" if given else name, slot, strides)
         return _run.Output(name, slot.field, shape, dtype)
@@ -275,8 +368,9 @@ class _Filling:
     def add_gradient(self, name: str, source: str, layout: Layout) -> _run.Output:
         field = _SLOTS[source].field
         self.problem.gradients |= 1 << capi.GRADIENTS.index(field)
-        if source in _OF_LAYOUT:
-            self._set_strides(source, _Slot(f"d_{field}", "", _QUERY), list(_arrays.row_major(layout.shape)))
+        if source in OF_LAYOUT:
+            shape = self._with_four_axes(source, layout).shape
+            self._set_strides(source, _Slot(f"d_{field}", "", _QUERY), list(_arrays.row_major(shape)))
         return _run.Output(name, f"d_{field}", layout.shape, layout.dtype)
 
 
@@ -301,7 +395,11 @@ def real(name: str, value: Any) -> float:
 
 
 def boolean(name: str, value: Any) -> int:
-    return integer(name, value.item() if isinstance(value, np.bool_) else value, 0, 1)
+    number = value.item() if isinstance(value, np.bool_) else value
+    if not isinstance(number, int):
+        raise TypeError(f"{name} is {value!r}; it must be True or False")
+    check(number in (0, 1), f"{name} is {value!r}; it must be True or False")
+    return int(number)
 
 
 def choice(name: str, value: Any, choices: dict[str, int]) -> int:
@@ -316,12 +414,21 @@ def pair(name: str, value: Any, parts: str) -> tuple[Any, Any]:
     return value
 
 
-def _set_window(problem: capi.Problem, value: Any) -> None:
+def window_sides(value: Any) -> dict[str, int]:
+    """The sides of a window that are bounded."""
+    sides = {}
     for side, keys in zip(("left", "right"), pair("window", value, "left, right")):
         if keys is None:
             continue
+        sides[side] = integer(f"window's {side}", keys)
+        check(sides[side] >= 0, f"window's {side} is {keys}; it must be at least 0, or None for no bound")
+    return sides
+
+
+def _set_window(problem: capi.Problem, value: Any) -> None:
+    for side, keys in window_sides(value).items():
         setattr(problem, f"has_{side}_window", 1)
-        setattr(problem, f"{side}_window", integer(f"window's {side}", keys, 0))
+        setattr(problem, f"{side}_window", keys)
 
 
 def _set_dropout(problem: capi.Problem, value: Any) -> None:
@@ -349,13 +456,16 @@ def _enumeration(name: str, choices: dict[str, int], field: str = "") -> Callabl
     return lambda problem, value: setattr(problem, field or name, choice(name, value, choices))
 
 
+
 _SETTERS: dict[str, Callable[[capi.Problem, Any], None]] = {
     "causal": _field("causal", boolean),
     "scale": _field("scale", real, "has_scale"),
     "softcap": _field("softcap", real),
     "window": _set_window,
     "alignment": _enumeration("alignment", capi.ALIGNMENTS),
-    "layout": lambda problem, value: _set_nothing(problem, choice("layout", value, {"BHSD": 0, "BSHD": 1})),
+    "layout": _set_nothing,
+    "query_heads": _set_nothing,
+    "kv_heads": _set_nothing,
     "dropout": _set_dropout,
     "softmax_in_fp64": _field("softmax_in_fp64", boolean),
     "alibi": _field("alibi", boolean),
@@ -386,7 +496,7 @@ def _ceiling(name: str, length: int, block: Any) -> int:
 
 
 def fill(layouts: dict[str, Layout], options: dict[str, Any]) -> _Filling:
-    filling = _Filling(options)
+    filling = _Filling(options, layouts["q"])
     for name, value in options.items():
         _SETTERS[name](filling.problem, value)
     sized = [name for name in ("q", "k", "v", "past_key", "past_value") if name in layouts]
@@ -457,14 +567,14 @@ def split(
     """Adds those options that are tensors to the inputs and returns the others. None is absent."""
     rest = {}
     for name, value in options.items():
+        if name not in tensors and name not in scalars:
+            raise unknown(name, {*tensors, *scalars})
         if value is None:
             continue
         if name in tensors:
             inputs[name] = lengths(name, value) if name == "key_lengths" else value
-        elif name in scalars:
-            rest[name] = tuple(value) if isinstance(value, list) else value
         else:
-            raise TypeError(f"there is no option {name}; the options are {', '.join(sorted([*tensors, *scalars]))}")
+            rest[name] = tuple(value) if isinstance(value, list) else value
     return rest
 
 
@@ -485,33 +595,19 @@ class Call(NamedTuple):
 
 SCALARS = frozenset(_SETTERS) - {"scores"}
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def shows(options: type) -> Callable[[F], F]:
-    """Lists the options in a function's signature, which help() and notebooks show."""
-    more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation.__forward_arg__)
-        for name, annotation in options.__annotations__.items()
-    ]
-
-    def show(function: F) -> F:
-        signature = inspect.signature(function)
-        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=named + more)  # type: ignore[attr-defined]
-        return function
-
-    return show
-
-
 @shows(Options)
 def attention(q: A, k: Array, v: Array | None = None, *, out: A | None = None, **options: Unpack[Options]) -> A:
     """Exact attention, softmax(scale * q k^T + mask) v, as the ONNX operator Attention defines it.
 
     q [B, Hq, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv] are NumPy arrays, PyTorch tensors on the CPU or other
-    arrays with __dlpack__, of float32, float16, bfloat16 or float64, all of one type; Hq is a multiple of Hkv. They are
-    read where they are: any strides will do, but the last axis has to be contiguous. Returns y [B, Hq, Sq, Dv], a new
-    array of q's library, or `out`. rapt.Options lists the options.
+    arrays with __dlpack__, of float32, float16, bfloat16 or float64, all of one type; Hq is a multiple of Hkv. They may
+    also have 3 axes, [B, S, heads * D], with query_heads and kv_heads, or 2, [S, D]. They are read where they are: any
+    strides will do, but the last axis has to be contiguous. Returns y [B, Hq, Sq, Dv], a new array of q's library, or
+    `out`; it has as many axes as q.
+
+    Causal attention lets query i see the keys j <= i + offset. If there are more keys than queries, say which of them
+    the queries are: with q of 1 row and k of 5, causal=True sees the first key alone; alignment="bottom_right" sees all
+    five, as does a call with 4 keys in past_key.
 
     Raises ValueError for sizes, types and options that do not fit, and for arrays on another device; TypeError for what
     is no array; MemoryError; NotImplementedError; RuntimeError for a tensor that requires a gradient. Threads may
@@ -526,7 +622,7 @@ def attention(q: A, k: Array, v: Array | None = None, *, out: A | None = None, *
     return y
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttendResult(Generic[A]):
     """What attend() returns. In a notebook it shows its scores as pictures."""
 
@@ -536,6 +632,8 @@ class AttendResult(Generic[A]):
     present_key: A | None = None  # [B, Hkv, T, D], the past keys and those of k
     present_value: A | None = None  # [B, Hkv, T, Dv]
     plan: str = ""  # "cpu/avx512 q96 k64 s1": backend, instruction set, tiles
+
+    __repr__ = short_repr
 
     def _repr_html_(self) -> str:
         outputs = {name: getattr(self, name) for name in ("y", "scores", "lse", "present_key", "present_value")}
@@ -555,6 +653,13 @@ def attend(
 ) -> AttendResult[A]:
     """attention() with more outputs: `scores` names the step to return, [B, Hq, Sq, T]: "scores", "softcapped",
     "biased" (with -inf for hidden keys) or "weights"; `lse`; `present`, the keys and values for the next call."""
+    results, plan = _run.run(_prepare_forward, *forward_call(q, k, v, options, scores, lse, present))
+    return AttendResult(**results, plan=plan.description)
+
+
+def forward_call(
+    q: Array, k: Array, v: Array | None, options: Options, scores: Scores | None = None, lse: bool = False, present: bool = False
+) -> Call:
     inputs: dict[str, Any] = {"q": q, "k": k}
     if v is not None:
         inputs["v"] = v
@@ -563,12 +668,11 @@ def attend(
     if scores is not None:
         scalars["scores"] = scores
         wanted.append("scores")
-    if lse:
+    if boolean("lse", lse):
         wanted.append("lse")
-    if present:
+    if boolean("present", present):
         wanted += ["present_key", "present_value"] if v is not None else ["present_key"]
-    results, plan = _run.run(_prepare_forward, inputs, scalars, tuple(wanted))
-    return AttendResult(**results, plan=plan.description)
+    return Call(inputs, scalars, tuple(wanted))
 
 
 @shows(Options)
@@ -611,6 +715,8 @@ def backward_call(
     scalars = split(inputs, options, TENSORS, SCALARS)
     if gradients is None:
         gradients = ("dq", "dk", "dv") if v is not None else ("dq", "dk")
+    if isinstance(gradients, str):
+        raise TypeError(f"gradients is {gradients!r}; it must be a sequence of names, such as ['dq', 'dk']")
     for name in gradients:
         if name not in _GRADIENTS:
             raise ValueError(f"gradients has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
@@ -625,6 +731,7 @@ def merge(parts: Iterable[AttendResult[A] | tuple[A, A]], *, layout: Literal["BH
     pairs = [(part.y, part.lse) if isinstance(part, AttendResult) else part for part in parts]
     if not pairs:
         raise ValueError("parts is empty; merge() needs at least one part")
+    choice("layout", layout, {"BHSD": 0, "BSHD": 1})
     ys, lses = [], []
     for n, (y, lse) in enumerate(pairs):
         if lse is None:

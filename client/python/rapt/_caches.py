@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Generic, TypedDict, Unpack
+from typing import Annotated, Any, Generic, TypedDict, Unpack
 
 from . import _arrays, _messages
-from ._arrays import A, Array
-from ._attention import Number, check, choice, integer, pair, real, text
+from ._arrays import A, Array, short_repr
+from ._attention import Number, boolean, check, choice, integer, real, text, window_sides
+from ._options import Option, describe, shows, unknown
 from ._reports import ENUMERATORS, CacheInfo, Diagnosis, Float, LayerShape, Storage, camel
 from ._server import CODES, DTYPES, Sent, Server, dtype_name, received
 from .errors import CallError, InternalError, NotFound
@@ -24,13 +25,19 @@ from .errors import CallError, InternalError, NotFound
 class StepOptions(TypedDict, total=False):
     """The options of a step of a cache."""
 
-    scale: Number | None  # None: 1 / sqrt(D)
-    softcap: Number
-    window: tuple[int | None, int | None] | None  # (left, right); None: unbounded
-    head_sink: Array | None  # [Hq]
-    lse: bool
-    output: Float | None  # the type of y; None: the cache's
-    share_prefix: bool  # False: bits do not depend on the other caches of the call
+    scale: Annotated[Number | None, Option(None, "of the scores; None: 1 / sqrt(D)")]
+    softcap: Annotated[Number, Option(0, "scores become softcap * tanh(score / softcap); 0: none")]
+    window: Annotated[
+        tuple[int | None, int | None] | None,
+        Option(None, "(left, right): how many keys before and after its own a row sees; None: unbounded"),
+    ]
+    head_sink: Annotated[Array | None, Option(None, "[Hq], float32 or q's type: the score of one more key without a value")]
+    lse: Annotated[bool, Option(False, "return it")]
+    output: Annotated[Float | None, Option(None, "the type of y; None: the cache's")]
+    share_prefix: Annotated[bool, Option(True, "False: bits do not depend on the other caches of the call")]
+
+
+describe(StepOptions)
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Appended:
     applied_before: bool = False  # the tokens were there already
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepResult(Generic[A]):
     """What a step of caches returns."""
 
@@ -47,6 +54,8 @@ class StepResult(Generic[A]):
     lse: A | None  # [rows, Hq], natural logarithm
     items: list[Appended]  # one for each cache
     plan: str  # "cpu/avx512 q24 k64 s1 32 items"
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True)
@@ -211,6 +220,7 @@ class Cache:
             self._applied(part["layer"], part["at"], count, start)
         return results
 
+    @shows(StepOptions)
     def attend(
         self,
         layer: int,
@@ -227,6 +237,7 @@ class Cache:
         item = CacheItem(self, 0 if q is None else _rows("q", q), 0 if k is None else _rows("k", k), position)
         return self._caches.attend(layer, [item], q, k, v, timeout, options)
 
+    @shows(StepOptions)
     def diagnose(
         self,
         layer: int,
@@ -467,24 +478,23 @@ class Caches:
         options: StepOptions,
     ) -> dict[str, Any]:
         """The fields of AttendCachedRequest."""
-        unknown = set(options) - set(StepOptions.__annotations__)
-        if unknown:
-            raise TypeError(f"there is no option {min(unknown)}; the options are {', '.join(StepOptions.__annotations__)}")
+        for name in options:
+            if name not in StepOptions.__annotations__:
+                raise unknown(name, StepOptions.__annotations__)
+        given = {name: value for name, value in options.items() if value is not None}
         known = []
         for n, item in enumerate(items):
             check(item.cache._caches is self, f"items[{n}] is a cache of another client; all must be of this one")
             rows = {"rows": item.rows, "new_tokens": item.new_tokens, "position": item.position}
             known.append(item.cache._known(layer) | rows)
-        left, right = pair("window", options.get("window") or (None, None), "left, right")
-        output, scale = options.get("output"), options.get("scale")
-        tensors = {"q": q, "k": k, "v": v, "head_sink": options.get("head_sink")}
+        tensors = {"q": q, "k": k, "v": v, "head_sink": given.get("head_sink")}
         return {
             "layer": layer,
             "items": known,
-            "scale": None if scale is None else real("scale", scale),
-            "softcap": real("softcap", options.get("softcap", 0)),
-            "window": None if left is None and right is None else {"left": left, "right": right},
-            "want_lse": bool(options.get("lse")),
-            "output": None if output is None else CODES[choice("output", output, DTYPES)],
-            "share_prefix": 0 if options.get("share_prefix", True) else 1,
+            "scale": real("scale", given["scale"]) if "scale" in given else None,
+            "softcap": real("softcap", given.get("softcap", 0)),
+            "window": window_sides(given.get("window", (None, None))) or None,
+            "want_lse": boolean("lse", given.get("lse", False)),
+            "output": CODES[choice("output", given["output"], DTYPES)] if "output" in given else None,
+            "share_prefix": 0 if boolean("share_prefix", given.get("share_prefix", True)) else 1,
         } | {name: Sent.of(name, x).message() for name, x in tensors.items() if x is not None}

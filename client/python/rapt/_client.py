@@ -6,11 +6,26 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from . import _messages, capi
 from ._arrays import A, Array, Layout
-from ._attention import SCALARS, TENSORS, AttendResult, Call, Options, Scores, backward_call, boolean, check, fill, integer, shows, split
+from ._attention import (
+    LAYOUTS,
+    OF_LAYOUT,
+    AttendResult,
+    Call,
+    Options,
+    Scores,
+    backward_call,
+    boolean,
+    check,
+    fill,
+    forward_call,
+    heads_of,
+    integer,
+    layout_of,
+)
 from ._caches import Cache, CacheItem, Caches, StepOptions, StepResult
 from ._http import Calls, Endpoint, Retry
 from ._operators import (
@@ -24,6 +39,7 @@ from ._operators import (
     lsh_call,
     lsh_problem,
 )
+from ._options import shows
 from ._reports import CacheInfo, Diagnosis, Float, LayerShape, MemoryEstimates, ServerInfo, Storage, camel
 from ._server import CODES, Sent, Server, dtype_name, received
 from .errors import Unavailable
@@ -38,34 +54,42 @@ _PLAIN = (
 _OPTIONAL = "scale max_distance rope_theta rotary_keys alpha".split()
 
 
-def _attend_request(
-    q: Any, k: Any, v: Any, options: Options, scores: Scores | None = None, lse: bool = False, present: bool = False
-) -> dict[str, Any]:
-    """Checks a call as rapt.attend does, and returns the fields of its AttendRequest."""
-    inputs: dict[str, Any] = {"q": q, "k": k}
-    if v is not None:
-        inputs["v"] = v
-    scalars = split(inputs, options, TENSORS, SCALARS)
-    if scores is not None:
-        scalars["scores"] = scores
-    request = _fields(inputs, scalars) | {"score_output": capi.SCORE_OUTPUTS.get(scores or "")}
-    return request | {"want_lse": lse, "want_present": present}
+class _Message(NamedTuple):
+    """A call as it is sent."""
+
+    fields: dict[str, Any]  # of AttendRequest or AttendBackwardRequest
+    is_rows: bool  # q is [S, D], and sent as [1, S, D]
 
 
-def _backward_request(call: Call) -> dict[str, Any]:
-    """Likewise for rapt.attend_backward, the fields of AttendBackwardRequest."""
-    forward = _fields(call.inputs, call.options)
-    request = {name: forward.pop(name) for name in list(forward) if name in _messages.ATTEND_BACKWARD_REQUEST}
-    return request | {"call": forward, "gradients": call.wanted}
+def _attend_request(call: Call) -> _Message:
+    """Checks a call as rapt.attend does."""
+    fields, is_rows = _fields(call)
+    fields |= {"score_output": capi.SCORE_OUTPUTS.get(call.options.get("scores", ""))}
+    return _Message(fields | {"want_lse": "lse" in call.wanted, "want_present": "present_key" in call.wanted}, is_rows)
 
 
-def _fields(inputs: dict[str, Any], scalars: dict[str, Any]) -> dict[str, Any]:
-    tensors = {name: Sent.of(name, x) for name, x in inputs.items()}
+def _backward_request(call: Call) -> _Message:
+    """Likewise for rapt.attend_backward."""
+    forward, is_rows = _fields(call)
+    fields = {name: forward.pop(name) for name in list(forward) if name in _messages.ATTEND_BACKWARD_REQUEST}
+    return _Message(fields | {"call": forward, "gradients": call.wanted}, is_rows)
+
+
+def _fields(call: Call) -> _Message:
+    tensors = {name: Sent.of(name, x) for name, x in call.inputs.items()}
     layouts = tuple((name, x.layout) for name, x in tensors.items())
-    request: dict[str, Any] = {"attention": [_attributes(layouts, tuple(scalars.items()))]}
+    fields: dict[str, Any] = {"attention": [_attributes(layouts, tuple(call.options.items()))]}
+    is_rows = len(tensors["q"].shape) == 2
     for name, x in tensors.items():
-        request["alpha" if name == "head_alpha" else name] = x.data.tolist() if name == "key_lengths" else x.message()
-    return request
+        sent = x.with_a_batch() if is_rows and name in OF_LAYOUT else x
+        fields["alpha" if name == "head_alpha" else name] = x.data.tolist() if name == "key_lengths" else sent.message()
+    return _Message(fields, is_rows)
+
+
+def _outputs(call: Call, is_rows: bool, response: Mapping[str, Any]) -> dict[str, Any]:
+    outputs = {name: received(name, response.get(name), call.inputs["q"]) for name in call.wanted}
+    of_rows = ("y", "dq", "dk", "dv", "d_relative_query") if is_rows else ()
+    return {name: x[0] if name in of_rows else x for name, x in outputs.items()}
 
 
 def _linear_request(call: Call) -> dict[str, Any]:
@@ -107,7 +131,9 @@ def _attributes(layouts: tuple[tuple[str, Layout], ...], scalars: tuple[tuple[st
     fields = {name: getattr(problem, name) for name in _PLAIN}
     fields |= {name: getattr(problem, name) for name in _OPTIONAL if getattr(problem, f"has_{name}")}
     fields |= {name: options.get(name) for name in ("block_q", "block_k", "v_head_size")}
-    fields["layout"] = {"BHSD": 1, "BSHD": 2}[options.get("layout", "BHSD")]
+    fields["layout"] = LAYOUTS[layout_of(options, len(dict(layouts)["q"].shape))]
+    if fields["layout"] == LAYOUTS["BSE"]:
+        fields |= heads_of(options)
     sides = {side: getattr(problem, f"{side}_window") for side in ("left", "right") if getattr(problem, f"has_{side}_window")}
     fields["window"] = sides or None
     if "dropout" in options:
@@ -173,6 +199,13 @@ class Client:
         self._calls.close()
 
     @shows(Options)
+    def attention(
+        self, q: A, k: Array, v: Array | None = None, *, timeout: float | None = None, **options: Unpack[Options]
+    ) -> A:
+        """rapt.attention() at the server."""
+        return self.attend(q, k, v, timeout=timeout, **options).y
+
+    @shows(Options)
     def attend(
         self,
         q: A,
@@ -186,16 +219,14 @@ class Client:
         **options: Unpack[Options],
     ) -> AttendResult[A]:
         """rapt.attend() at the server."""
-        names = ["y"] + ["scores"] * (scores is not None) + ["lse"] * lse + ["present_key"] * present
-        names += ["present_value"] * (present and v is not None)
+        call = forward_call(q, k, v, options, scores, lse, present)
+        fields, is_rows = _attend_request(call)
         return self._server.compute(
             "/rapt/v1/attend",
             _messages.ATTEND_REQUEST,
-            _attend_request(q, k, v, options, scores, lse, present),
+            fields,
             _messages.ATTEND_RESPONSE,
-            lambda response: AttendResult(
-                **{name: received(name, response.get(name), q) for name in names}, plan=response.get("plan", "")
-            ),
+            lambda response: AttendResult(**_outputs(call, is_rows, response), plan=response.get("plan", "")),
             timeout,
         )
 
@@ -216,12 +247,13 @@ class Client:
     ) -> dict[str, A]:
         """rapt.attend_backward() at the server."""
         call = backward_call(q, k, v, dy, gradients, y, lse, dlse, options)
+        fields, is_rows = _backward_request(call)
         return self._server.compute(
             "/rapt/v1/attend-backward",
             _messages.ATTEND_BACKWARD_REQUEST,
-            _backward_request(call),
+            fields,
             _messages.ATTEND_BACKWARD_RESPONSE,
-            lambda response: {name: received(name, response.get(name), q) for name in call.wanted},
+            lambda response: _outputs(call, is_rows, response),
             timeout,
         )
 
@@ -282,7 +314,7 @@ class Client:
     ) -> Diagnosis:
         """Explains a call whose result seems wrong: the range of every step, hidden pairs, likely causes. Slower than
         attend()."""
-        request = {"call": _attend_request(q, k, v, options)}
+        request = {"call": _attend_request(forward_call(q, k, v, options)).fields}
         return self._server.diagnose(Diagnosis, "/rapt/v1/diagnose", _messages.DIAGNOSE_REQUEST, request, timeout)
 
     def estimate_memory(

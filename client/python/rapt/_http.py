@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from . import capi
+from ._version import VERSION
 from .errors import CallError, DeadlineExceeded, InternalError, ResourceExhausted, Unavailable, error_of
 
 Buffer = bytes | bytearray | memoryview
@@ -105,6 +105,7 @@ current_stop: ContextVar[Stop | None] = ContextVar("current_stop", default=None)
 class Deadline:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
+        self._last_error: Exception | None = None  # of an attempt that failed before
         self._end = time.monotonic() + min(timeout, _LONGEST)
 
     def left(self) -> float:
@@ -114,8 +115,16 @@ class Deadline:
             raise self.exceeded()
         return left
 
+    def allows(self, delay: float) -> bool:
+        return time.monotonic() + delay < self._end
+
+    def survives(self, error: Exception) -> None:
+        """Another attempt follows, here or of another address. If it takes too long, this error says why there was none."""
+        self._last_error = error
+
     def exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"the timeout of {self._timeout:g} s passed")
+        last = f"; the last error was: {self._last_error}" if self._last_error else ""
+        return DeadlineExceeded(f"the timeout of {self._timeout:g} s passed{last}")
 
     def header(self) -> str:
         """The value of Grpc-Timeout: at most 8 digits and a unit."""
@@ -278,16 +287,24 @@ def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
     return int(status[1]), headers
 
 
+def _is_ready(used: socket.socket, seconds: float, writes: bool = False) -> bool:
+    """Waits until the socket can be read, or written."""
+    if hasattr(select, "poll"):  # select() does not take descriptors from 1024 on
+        poll = select.poll()
+        poll.register(used, select.POLLOUT if writes else select.POLLIN)
+        return bool(poll.poll(min(seconds * 1e3, 1e9)))
+    sides = ([], [used], [used]) if writes else ([used], [], [])  # Windows: one that can't connect is exceptional
+    return any(map(bool, select.select(*sides, seconds)))
+
+
 def _opened(family: int, kind: int, protocol: int, address: Any, seconds: float, stop: Stop) -> socket.socket:
     opened = socket.socket(family, kind, protocol)
     try:
         opened.setblocking(False)
         code = opened.connect_ex(address)
         stop.watch(opened)  # not before: what does not connect yet cannot be shut down
-        if code == errno.EINPROGRESS:
-            poll = select.poll()
-            poll.register(opened, select.POLLOUT)
-            if not poll.poll(min(seconds * 1e3, 1e9)):
+        if code in (errno.EINPROGRESS, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS)):
+            if not _is_ready(opened, seconds, writes=True):
                 raise TimeoutError
             code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code != 0:
@@ -306,9 +323,11 @@ def _connected(endpoint: Endpoint, deadline: Deadline, stop: Stop) -> socket.soc
         family, kind, protocol, _, address = addresses.pop(0)
         try:
             return _opened(family, kind, protocol, address, seconds, stop)
-        except OSError:
+        except OSError as error:
             if not addresses or stop.is_requested():
                 raise
+            if not isinstance(error, TimeoutError):
+                deadline.survives(error)
 
 
 def _check_size(size: int, most: int, status: int) -> None:
@@ -340,16 +359,14 @@ class _Connection:
 
     def is_readable(self) -> bool:
         """Whether an idle connection is unusable: the server closed it, or sent bytes without a request."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return _is_ready(self.socket, 0)
 
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
         views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer) > 0]
         first = 0
         while first < len(views):
             self.socket.settimeout(deadline.left())
-            if isinstance(self.socket, ssl.SSLSocket):
+            if isinstance(self.socket, ssl.SSLSocket) or not hasattr(self.socket, "sendmsg"):  # Windows has none
                 sent = self.socket.send(views[first])
             else:
                 sent = self.socket.sendmsg(views[first : first + _MOST_BUFFERS])
@@ -397,7 +414,7 @@ class Calls:
             raise ValueError("token must consist of printable ASCII characters")
         self._endpoint, self._retries, self._timeout = endpoint, retries, timeout
         self._max_message_bytes = max_message_bytes
-        self._fields = f"Host: {endpoint.authority}\r\nUser-Agent: rapt-python/{capi.version()}\r\n"
+        self._fields = f"Host: {endpoint.authority}\r\nUser-Agent: rapt-python/{VERSION}\r\n"
         if token is not None:
             self._fields += f"Authorization: Bearer {token}\r\n"
         self._lock = threading.Lock()
@@ -450,11 +467,12 @@ class Calls:
             if not retries.repeats(error.status) or attempts >= retries.attempts:
                 raise error
             delay = retries.delay(attempts, wait)
-            if delay >= deadline.left():
+            if not deadline.allows(delay):
                 raise error
             stop.wait(delay)
             if stop.is_requested():
                 raise error
+            deadline.survives(error)
             attempts += 1
 
     def _attempt(

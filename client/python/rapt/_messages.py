@@ -18,6 +18,8 @@ WINDOW: Schema = {"left": (1, INT), "right": (2, INT)}
 DROPOUT: Schema = {"probability": (1, DOUBLE), "seed": (2, INT)}
 ATTENTION: Schema = {
     "layout": (1, INT),
+    "query_heads": (2, INT),
+    "kv_heads": (3, INT),
     "scale": (4, DOUBLE),
     "softcap": (5, DOUBLE),
     "causal": (6, INT),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Required, TypedDict, Unpack
+from typing import Annotated, Any, Generic, Literal, Required, TypedDict, Unpack
 
 from . import _arrays, _run, capi
-from ._arrays import A, Array, Layout
-from ._attention import Call, Number, check, choice, integer, real, shows, split, text
+from ._arrays import A, Array, Layout, short_repr
+from ._attention import Call, Number, boolean, check, choice, integer, real, split, text
+from ._options import REQUIRED, Option, describe, required, shows
 
 DType = Literal["float32", "float16", "bfloat16", "float64"]
 _DTYPES = {name: code for code, name in _arrays.NAMES.items() if code in _arrays.FLOATS}
@@ -60,7 +61,7 @@ def _product(axis: str, sizes: dict[str, int]) -> int:
     return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearResult(Generic[A]):
     output: A  # [B, T, Hq * d_v]
     present_state: A | None = None  # [B, Hkv, features, d_v], the past_state of the tokens that follow
@@ -68,47 +69,54 @@ class LinearResult(Generic[A]):
     relative_error: float | None = None  # with error_rows
     plan: str = ""
 
+    __repr__ = short_repr
+
 
 class LinearOptions(TypedDict, total=False):
     """The options of linear_attention. Letters: B batch, T tokens, Hq query heads, Hkv key and value heads, d_k and d_v the
     head sizes of keys and values; features are d_k, or num_features of the feature map "favor", which estimates softmax
     attention."""
 
-    query_heads: Required[int]  # Hq
-    kv_heads: Required[int]  # Hkv
-    update_rule: Literal["gated_delta", "linear", "gated", "delta"]  # gated_delta by default
-    past_state: Array | None  # [B, Hkv, features, d_v]; None: 0
-    past_normalizer: Array | None  # [B, Hkv, features], beside past_state if the output is normalized
-    decay: Array | None  # [B, T, Hkv] or [B, T, Hkv * d_k], at most 0
-    beta: Array | None  # [B, T, Hkv] or [B, T, 1], 0 to 1
-    projection: Array | None  # [num_features, d_k], the directions of favor; None: drawn from seed
-    key_lengths: Sequence[int] | Array | None  # [B], int64: how many of the T tokens are valid
-    scale: Number | None  # None: 1 / sqrt(d_k)
-    causal: bool  # True by default
-    feature_map: Literal["none", "elu1", "relu", "favor"]
-    normalize: bool  # divide by the sum of the products with keys
-    num_features: int | None  # of favor; None: the rows of projection, or floor(d_k ln d_k)
-    seed: int
-    state_type: DType | None  # of present_state; None: past_state's, or query's
-    chunk_size: int  # a hint, which changes only the rounding; 0: 64
-    error_rows: int  # of favor: rows whose error is measured
-    present_state: bool  # return it
-    present_normalizer: bool
+    query_heads: Required[Annotated[int, Option(REQUIRED, "Hq")]]
+    kv_heads: Required[Annotated[int, Option(REQUIRED, "Hkv")]]
+    update_rule: Annotated[Literal["gated_delta", "linear", "gated", "delta"], Option("gated_delta", "what a token adds to S")]
+    past_state: Annotated[Array | None, Option(None, "[B, Hkv, features, d_v], of the tokens before; None: 0")]
+    past_normalizer: Annotated[
+        Array | None, Option(None, "[B, Hkv, features], beside past_state if the output is normalized")
+    ]
+    decay: Annotated[Array | None, Option(None, "[B, T, Hkv] or [B, T, Hkv * d_k], at most 0")]
+    beta: Annotated[Array | None, Option(None, "[B, T, Hkv] or [B, T, 1], 0 to 1")]
+    projection: Annotated[Array | None, Option(None, "[num_features, d_k], the directions of favor; None: drawn from seed")]
+    key_lengths: Annotated[Sequence[int] | Array | None, Option(None, "[B], int64: how many of the T tokens are valid")]
+    scale: Annotated[Number | None, Option(None, "None: 1 / sqrt(d_k)")]
+    causal: Annotated[bool, Option(True, "False: every token sees all of them")]
+    feature_map: Annotated[Literal["none", "elu1", "relu", "favor"], Option("none", "of queries and keys")]
+    normalize: Annotated[bool, Option(False, "divide by the sum of the products with keys")]
+    num_features: Annotated[int | None, Option(None, "of favor; None: the rows of projection, or floor(d_k ln d_k)")]
+    seed: Annotated[int, Option(0, "of the directions of favor")]
+    state_type: Annotated[DType | None, Option(None, "of present_state; None: past_state's, or query's")]
+    chunk_size: Annotated[int, Option(0, "a hint, which changes only the rounding; 0: 64")]
+    error_rows: Annotated[int, Option(0, "of favor: rows whose error is measured")]
+    present_state: Annotated[bool, Option(False, "return it")]
+    present_normalizer: Annotated[bool, Option(False, "return it")]
 
+
+describe(LinearOptions)
 
 _LINEAR_TENSORS = ("past_state", "past_normalizer", "decay", "beta", "projection", "key_lengths")
 
 
-def _given(
-    options: Mapping[str, Any], kind: type, tensors: Sequence[str], required: Sequence[str], inputs: dict[str, Any]
-) -> dict[str, Any]:
-    """Adds those options that are tensors to the inputs, and returns the others. `required`: not in the kind, as the runtime
-    does not see it there."""
+def _given(options: Mapping[str, Any], kind: type, tensors: Sequence[str], inputs: dict[str, Any]) -> dict[str, Any]:
+    """Adds those options that are tensors to the inputs, and returns the others."""
     given = split(inputs, options, tensors, kind.__annotations__.keys() - set(tensors))
-    for name in required:
+    for name in required(kind):
         if name not in given:
             raise TypeError(f"{name} is missing")
     return given
+
+
+def _wanted(given: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [name for name in names if boolean(name, given.get(name, False))]
 
 
 @shows(LinearOptions)
@@ -130,17 +138,17 @@ def linear_result(outputs: dict[str, Any], plan: str) -> LinearResult[Any]:
 
 def linear_call(query: Array, key: Array, value: Array, options: LinearOptions) -> Call:
     inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
-    given = _given(options, LinearOptions, _LINEAR_TENSORS, ("query_heads", "kv_heads"), inputs)
-    wanted = [name for name in ("present_state", "present_normalizer") if given.get(name)]
+    given = _given(options, LinearOptions, _LINEAR_TENSORS, inputs)
+    wanted = _wanted(given, ("present_state", "present_normalizer"))
     state_type = given.get("state_type")
     fields = {
         "query_heads": integer("query_heads", given["query_heads"], 1, 65536),
         "kv_heads": integer("kv_heads", given["kv_heads"], 1, 65536),
         "update_rule": choice("update_rule", given.get("update_rule", "gated_delta"), capi.UPDATE_RULES),
         "scale": real("scale", given.get("scale", 0)),
-        "bidirectional": not given.get("causal", True),
+        "bidirectional": not boolean("causal", given.get("causal", True)),
         "feature_map": choice("feature_map", given.get("feature_map", "none"), capi.FEATURE_MAPS),
-        "normalize": bool(given.get("normalize")),
+        "normalize": boolean("normalize", given.get("normalize", False)),
         "num_features": integer("num_features", given["num_features"], 1, 65536) if "num_features" in given else 0,
         "seed": integer("seed", given.get("seed", 0), 0, 2**64 - 1),
         "state_dtype": 0 if state_type is None else choice("state_type", state_type, _DTYPES),
@@ -215,29 +223,39 @@ def _usual_features(key_size: int) -> int:
     return max(1, math.floor(key_size * math.log(key_size)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LshResult(Generic[A]):
     y: A  # [B, H, S, Dv]
     buckets: A | None = None  # [B, H, num_hashes, S], int32; num_buckets for padding
     plan: str = ""
 
+    __repr__ = short_repr
+
 
 class LshOptions(TypedDict, total=False):
     """The options of lsh_attention. Letters: B batch, H heads, S tokens, D the head size of queries and keys."""
 
-    chunk_length: Required[int]  # divides S, or is at least S: then nothing is hashed
-    k: Array | None  # [B, H, S, D]: the simple form of tutorials, which hashes keys, whose chunks see themselves alone
-    num_hashes: int  # 1 by default
-    num_buckets: int  # even; 0: the largest power of two up to 2 S / chunk_length
-    chunks_before: int | None  # that a chunk sees; None: 1, of the simple form 0
-    chunks_after: int
-    rotations: Array | None  # [H or 1, D, num_hashes, num_buckets / 2], of the simple form [H or 1, D, num_hashes, D]
-    seed: int | None  # from which rotations are drawn if they are not given
-    key_lengths: Sequence[int] | Array | None  # [B], int64: how many of the S tokens are valid
-    causal: bool
-    scale: Number | None  # None: 1 / sqrt(D)
-    buckets: bool  # return them
+    chunk_length: Required[Annotated[int, Option(REQUIRED, "divides S, or is at least S: then nothing is hashed")]]
+    k: Annotated[
+        Array | None,
+        Option(None, "[B, H, S, D]: the simple form of tutorials, which hashes keys, whose chunks see themselves alone"),
+    ]
+    num_hashes: Annotated[int, Option(1, "rounds of hashing")]
+    num_buckets: Annotated[int, Option(0, "even; 0: the largest power of two up to 2 S / chunk_length")]
+    chunks_before: Annotated[int | None, Option(None, "that a chunk sees; None: 1, of the simple form 0")]
+    chunks_after: Annotated[int, Option(0, "that a chunk sees")]
+    rotations: Annotated[
+        Array | None,
+        Option(None, "[H or 1, D, num_hashes, num_buckets / 2], of the simple form [H or 1, D, num_hashes, D]"),
+    ]
+    seed: Annotated[int | None, Option(None, "from which rotations are drawn if they are not given")]
+    key_lengths: Annotated[Sequence[int] | Array | None, Option(None, "[B], int64: how many of the S tokens are valid")]
+    causal: Annotated[bool, Option(False, "no token sees those after it")]
+    scale: Annotated[Number | None, Option(None, "None: 1 / sqrt(D)")]
+    buckets: Annotated[bool, Option(False, "return them")]
 
+
+describe(LshOptions)
 
 _LSH_TENSORS = ("k", "rotations", "key_lengths")
 
@@ -255,7 +273,7 @@ def lsh_attention(q: A, v: Array, **options: Unpack[LshOptions]) -> LshResult[A]
 
 def lsh_call(q: Array, v: Array, options: LshOptions) -> Call:
     inputs: dict[str, Any] = {"q": q, "v": v}
-    given = _given(options, LshOptions, _LSH_TENSORS, ("chunk_length",), inputs)
+    given = _given(options, LshOptions, _LSH_TENSORS, inputs)
     fields = {
         "chunk_length": integer("chunk_length", given["chunk_length"]),
         "num_hashes": integer("num_hashes", given.get("num_hashes", 1), 1, 1024),
@@ -264,10 +282,10 @@ def lsh_call(q: Array, v: Array, options: LshOptions) -> Call:
         "chunks_before": integer("chunks_before", given.get("chunks_before", 0)),
         "chunks_after": integer("chunks_after", given.get("chunks_after", 0)),
         "seed": integer("seed", given["seed"], 0, 2**64 - 1) if "seed" in given else None,
-        "causal": bool(given.get("causal")),
+        "causal": boolean("causal", given.get("causal", False)),
         "scale": real("scale", given.get("scale", 0)),
     }
-    return Call(inputs, fields, ("y", "buckets") if given.get("buckets") else ("y",))
+    return Call(inputs, fields, ("y", *_wanted(given, ["buckets"])))
 
 
 _LSH_FIELDS = {"q": "query", "k": "key", "v": "value", "y": "output"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import pathlib
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -31,36 +32,75 @@ _VIRIDIS = np.array(
         (0xFD, 0xE7, 0x25),
     ]
 )
-_LEVELS = 255  # of the palette; the last entry is grey, for what is hidden or not a number
+_LEVELS = 254  # of the palette, which ends with these two
 _HIDDEN = (0xD0, 0xD0, 0xD0)
+_NOT_FINITE = (0xD6, 0x27, 0x28)
 _MOST_PIXELS = 512  # of a side; larger matrices are reduced
 _LEAST_PIXELS = 160  # of a side; smaller ones are enlarged by the browser
+_LINE = 13  # pixels of a label
+_MOST_OF_A_SUM = 1.001  # of the weights of a row, which are rounded
 _MOST_HEADS = 16  # of a result that a notebook shows by itself
 _MOST_NUMBERS = 400  # of a table
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def _palette() -> bytes:
-    at = np.linspace(0, len(_VIRIDIS) - 1, _LEVELS)
+def _colours(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """From dark to bright, [count, 3]."""
+    at = np.linspace(0, len(_VIRIDIS) - 1, count)
     channels = [np.interp(at, range(len(_VIRIDIS)), _VIRIDIS[:, c]).round().astype(np.uint8) for c in range(3)]
-    return np.stack(channels, 1).tobytes() + bytes(_HIDDEN)
+    return np.stack(channels, 1)
+
+
+class _Scale:
+    """The colours of numbers, one for all pictures of a figure."""
+
+    def __init__(self, numbers: Matrix) -> None:
+        finite = numbers[np.isfinite(numbers)]
+        self.low, self.high = (min(0.0, float(finite.min())), float(finite.max())) if finite.size else (0.0, 1.0)
+        # A mask makes scores -inf, and weights 0, which nothing else does but scores far below the largest and sparsemax.
+        self._hides_zeros = finite.size == numbers.size and self.low >= 0 and bool((numbers.sum(-1) <= _MOST_OF_A_SUM).all())
+        self.has_hidden = bool(self._is_hidden(numbers).any())
+        self.has_errors = bool((np.isnan(numbers) | (numbers == np.inf)).any())
+
+    def _is_hidden(self, numbers: Matrix) -> Any:
+        return (numbers == -np.inf) | ((numbers == 0) & self._hides_zeros)
+
+    def entries(self, numbers: Matrix) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Of the palette."""
+        span = self.high - self.low if self.high > self.low else 1.0
+        with np.errstate(invalid="ignore"):
+            share = np.clip((numbers - self.low) / span, 0, 1)
+        levels = np.where(np.isfinite(numbers), np.nan_to_num(share) * (_LEVELS - 1), _LEVELS + 1)
+        return np.where(self._is_hidden(numbers), _LEVELS, levels).round().astype(np.uint8)
+
+    def bar(self) -> str:
+        """HTML that says which colours mean which numbers."""
+        stops = ",".join(_css(colour) for colour in _colours(len(_VIRIDIS)))
+        marks = [(_HIDDEN, "hidden, or 0" if self._hides_zeros else "hidden")] if self.has_hidden else []
+        marks += [(_NOT_FINITE, "not finite")] if self.has_errors else []
+        box = "display:inline-block;height:12px;vertical-align:middle;margin:0 4px"
+        words = "".join(f'<span style="{box};width:12px;background:{_css(colour)}"></span>{text}' for colour, text in marks)
+        bar = f'<span style="{box};width:160px;background:linear-gradient(to right,{stops})"></span>'
+        return f"<p>{self.low:.3g}{bar}{self.high:.3g}{words}</p>"
+
+
+def _css(colour: Sequence[int]) -> str:
+    return "#" + bytes(map(int, colour)).hex()
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(matrix: Matrix, low: float, high: float) -> bytes:
-    """A pixel for each number, from `low`, dark, to `high`; grey for what is not finite."""
-    span = high - low if high > low else 1.0
-    with np.errstate(invalid="ignore"):
-        share = np.clip((matrix - low) / span, 0, 1)
-    pixels = np.where(np.isfinite(matrix), np.nan_to_num(share) * (_LEVELS - 1), _LEVELS).round().astype(np.uint8)
+def png(matrix: Matrix, scale: _Scale) -> bytes:
+    """A pixel for each number."""
+    pixels = scale.entries(matrix)
     height, width = pixels.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels], 1)  # each row begins with its filter, none
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)  # 8 bits of a palette
-    chunks = (b"IHDR", header), (b"PLTE", _palette()), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")
+    palette = _colours(_LEVELS).tobytes() + bytes(_HIDDEN) + bytes(_NOT_FINITE)
+    chunks = (b"IHDR", header), (b"PLTE", palette), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
 
 
@@ -69,8 +109,13 @@ def _reduced(matrix: Matrix) -> tuple[Matrix, list[int]]:
     steps = [-(-size // _MOST_PIXELS) for size in matrix.shape]
     for axis, step in enumerate(steps):
         if step > 1:
-            matrix = np.fmax.reduceat(matrix, range(0, matrix.shape[axis], step), axis)
+            matrix = np.maximum.reduceat(matrix, range(0, matrix.shape[axis], step), axis)  # NaN stays visible
     return matrix, steps
+
+
+def _escaped(text: str) -> str:
+    """In HTML and XML, which do not have all characters."""
+    return html.escape(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))
 
 
 def _number(x: float) -> str:
@@ -95,32 +140,57 @@ class Figure:
         pathlib.Path(path).write_text(page, encoding="utf-8")
 
 
-def _image(matrix: Matrix, low: float, high: float, caption: str) -> str:
+def _axis(labels: Sequence[str], count: int, step: int, cell: int, is_across: bool) -> str:
+    """The labels beside `count` cells, each of `step` of them: where they are too close, every nth."""
+    every = -(-_LINE // cell)
+    shift = (cell - _LINE) / 2  # to the middle of the label's cell
+    if is_across:
+        axis, own = "column", f"justify-self:start;writing-mode:vertical-rl;max-height:9em;padding-top:4px;translate:{shift}px 0"
+    else:
+        axis, own = "row", f"justify-self:end;max-width:9em;padding-right:4px;translate:0 {shift}px"
+    style = f"font-size:{_LINE - 2}px;line-height:{_LINE}px;white-space:nowrap;overflow:hidden;align-self:start;{own}"
+    spans = "".join(
+        f'<span style="grid-{axis}:{n + 1} / span {min(every, count - n)};{style}">{_escaped(labels[n * step])}</span>'
+        for n in range(0, count, every)
+    )
+    return f'<div style="display:grid;grid-template-{axis}s:repeat({count},{cell}px)">{spans}</div>'
+
+
+def _image(matrix: Matrix, scale: _Scale, caption: str, queries: Sequence[str], keys: Sequence[str]) -> str:
     reduced, steps = _reduced(matrix)
     if max(steps) > 1:
         caption += f"; a pixel is the largest of {steps[0]} x {steps[1]}"
-    enlarge = max(1, -(-_LEAST_PIXELS // max(reduced.shape)))
-    data = base64.b64encode(png(reduced, low, high)).decode()
+    longest = max(reduced.shape)
+    cell = max(1, -(-_LEAST_PIXELS // longest), min(_LINE, _MOST_PIXELS // longest))
+    data = base64.b64encode(png(reduced, scale)).decode()
     text = f"{caption}: {matrix.shape[0]} queries down, {matrix.shape[1]} keys across"
+    rows, columns = reduced.shape
+    picture = (
+        f'<img alt="{_escaped(text)}" src="data:image/png;base64,{data}" width="{columns * cell}" height="{rows * cell}"'
+        ' style="image-rendering:pixelated;max-width:none;margin:0">'
+    )
     return (
-        f'<figure style="margin:4px"><img alt="{html.escape(text)}" src="data:image/png;base64,{data}"'
-        f' width="{reduced.shape[1] * enlarge}" height="{reduced.shape[0] * enlarge}"'
-        f' style="image-rendering:pixelated"><figcaption>{html.escape(caption)}</figcaption></figure>'
+        f'<figure style="margin:4px"><figcaption>{_escaped(caption)}; queries down, keys across</figcaption>'
+        '<div style="display:grid;grid-template-columns:auto auto;justify-content:start">'
+        f"{_axis(queries, rows, steps[0], cell, False)}{picture}<span></span>{_axis(keys, columns, steps[1], cell, True)}"
+        "</div></figure>"
     )
 
 
 def _table(matrix: Matrix, queries: Sequence[str], keys: Sequence[str], caption: str) -> str:
-    head = "".join(f'<th scope="col">{html.escape(key)}</th>' for key in keys)
+    head = "".join(f'<th scope="col">{_escaped(key)}</th>' for key in keys)
     rows = [
-        f'<tr><th scope="row">{html.escape(query)}</th>' + "".join(f"<td>{_number(x)}</td>" for x in row) + "</tr>"
+        f'<tr><th scope="row">{_escaped(query)}</th>' + "".join(f"<td>{_number(x)}</td>" for x in row) + "</tr>"
         for query, row in zip(queries, matrix)
     ]
-    return f"<table><caption>{html.escape(caption)}</caption><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+    return f"<table><caption>{_escaped(caption)}</caption><tr><th></th>{head}</tr>{''.join(rows)}</table>"
 
 
 def _labels(name: str, labels: Sequence[str] | None, count: int) -> list[str]:
     if labels is None:
         return [str(n) for n in range(count)]
+    if isinstance(labels, str):
+        raise TypeError(f"{name} is {labels!r}; it must be a sequence of labels, such as those of split()")
     if len(labels) != count:
         raise ValueError(f"{name} has {len(labels)} labels; there are {count}")
     return [str(label) for label in labels]
@@ -135,8 +205,8 @@ def plot(
     key_labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Heat maps of weights or scores, [B, H, Sq, T], [H, Sq, T] or [Sq, T]: a picture for each head, all on one scale, and
-    a table of numbers with the labels where there are at most 400. Hidden pairs, of -inf, are grey."""
+    """Heat maps of weights or scores, [B, H, Sq, T], [H, Sq, T] or [Sq, T]: a picture with labels for each head, all on one
+    scale, and a table of numbers where there are at most 400. Hidden pairs are grey: scores of -inf, weights of 0."""
     numbers = _arrays.as_floats("weights", weights).astype(np.float64)
     if not 2 <= numbers.ndim <= 4 or 0 in numbers.shape:
         raise ValueError(f"weights has shape {list(numbers.shape)}; it must be [B, H, Sq, T] with 2 axes at least, not empty")
@@ -150,16 +220,14 @@ def plot(
     shown = numbers[batch][list(chosen)]
     queries = _labels("query_labels", query_labels, shown.shape[1])
     keys = _labels("key_labels", key_labels, shown.shape[2])
-    finite = shown[np.isfinite(shown)]
-    low, high = (min(0.0, float(finite.min())), float(finite.max())) if finite.size else (0.0, 1.0)
-    pictures = "".join(_image(matrix, low, high, f"head {head}") for head, matrix in zip(chosen, shown))
+    scale = _Scale(shown)
+    pictures = "".join(_image(matrix, scale, f"head {head}", queries, keys) for head, matrix in zip(chosen, shown))
     tables = "".join(
         _table(matrix, queries, keys, f"head {head}") for head, matrix in zip(chosen, shown) if shown.size <= _MOST_NUMBERS
     )
-    begin = f"<p><strong>{html.escape(title)}</strong></p>" if title else ""
-    scale = f"<p>dark {_number(low)} to bright {_number(high)}</p>"
+    begin = f"<p><strong>{_escaped(title)}</strong></p>" if title else ""
     text = f"heat maps of {len(shown)} heads, {shown.shape[1]} queries x {shown.shape[2]} keys"
-    return Figure(f'{begin}<div style="display:flex;flex-wrap:wrap">{pictures}</div>{scale}{tables}', text)
+    return Figure(f'{begin}<div style="display:flex;flex-wrap:wrap">{pictures}</div>{scale.bar()}{tables}', text)
 
 
 def summary(outputs: dict[str, Any], plan: str) -> str:
@@ -171,7 +239,7 @@ def summary(outputs: dict[str, Any], plan: str) -> str:
         layout = _arrays.kind_of(name, x).read(name, x)[1]
         shape = " x ".join(map(str, layout.shape))
         rows.append(f'<tr><th scope="row">{name}</th><td>{shape}</td><td>{_arrays.NAMES[layout.dtype]}</td></tr>')
-    table = f"<table><caption>{html.escape(plan)}</caption>{''.join(rows)}</table>"
+    table = f"<table><caption>{_escaped(plan)}</caption>{''.join(rows)}</table>"
     scores = outputs.get("scores")
     if scores is None or 0 in _arrays.kind_of("scores", scores).read("scores", scores)[1].shape:
         return table

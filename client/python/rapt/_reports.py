@@ -62,7 +62,7 @@ class BackendChoice:
     reason: str = ""  # why it can't run, or why another one was chosen
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """The result of each step of the definition for a call."""
 
@@ -85,6 +85,15 @@ class Diagnosis:
     estimates: list[str] = field(default_factory=list)  # whether FAVOR+ and LSH could estimate the call
     favor_squared_norm: float | None = None
     lsh_reachable_weight: float | None = None
+
+    def __repr__(self) -> str:
+        """What is likely wrong; the fields have the numbers."""
+        hidden = self.masked_by_mask + self.masked_by_position + self.masked_by_block_mask + self.masked_by_selection
+        plans = [choice.plan for choice in self.backends if choice.chosen]
+        parts = [self.problem, *plans, f"{hidden} of {self.pairs} pairs hidden"]
+        if self.output.min is not None:
+            parts.append(f"y from {self.output.min:.4g} to {self.output.max:.4g}")
+        return f"<Diagnosis: {', '.join(parts)}; warnings: {' '.join(self.warnings) or 'none'}>"
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,8 @@ _threads: int | None = None
 
 
 def _usual_threads() -> int:
-    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(processors, _MOST_THREADS)
 
 
 def _current() -> _Engine:
@@ -94,7 +95,8 @@ def _after_fork_in_child() -> None:
     _lock.release()
 
 
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork_in_child)
 
 
 def set_num_threads(n: int) -> None:

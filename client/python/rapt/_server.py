@@ -68,6 +68,9 @@ class Sent:
     def layout(self) -> Layout:
         return Layout(self.dtype, self.shape, None)
 
+    def with_a_batch(self) -> Sent:
+        return Sent(self.dtype, (1, *self.shape), self.data)
+
     def message(self) -> list[Buffer]:
         head = _head(self.dtype, self.shape, self.data.nbytes)
         return [head, self.bytes()] if self.data.size else [head]

@@ -4,6 +4,7 @@ reference; the test attention_python_structs compares the structs with it."""
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import pathlib
 import threading
@@ -183,11 +184,15 @@ def library_path() -> pathlib.Path:
     return pathlib.Path(os.environ.get("RAPT_LIBRARY") or pathlib.Path(__file__).with_name("librapt_attention.so"))
 
 
-def _load() -> ctypes.CDLL:
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Loaded by the first call, as clients of servers do not need it."""
     try:
         library = ctypes.CDLL(str(library_path()))
     except OSError as error:
-        raise ImportError(f"{error}; RAPT_LIBRARY may name librapt_attention.so") from error
+        raise ImportError(
+            f"{error}; RAPT_LIBRARY may name librapt_attention.so, which computes in this process; rapt.Client needs none"
+        ) from error
     pointer, code = ctypes.c_void_p, ctypes.c_int
     text = [ctypes.c_char_p, ctypes.c_size_t]
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -205,9 +210,6 @@ def _load() -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
-
-
-_C = _load()
 
 
 class _Message(threading.local):
@@ -234,7 +236,7 @@ def _create(function: Any, *arguments: Any) -> int:
 
 
 def version() -> str:
-    text: bytes = _C.rapt_version()
+    text: bytes = _library().rapt_version()
     return text.decode()
 
 
@@ -248,8 +250,9 @@ class Context:
             threads=threads, backend=backend.encode() if backend else None, isa=isa.encode() if isa else None
         )
         self.threads = threads
-        self.handle = _create(_C.rapt_context_create, ctypes.byref(options))
-        self._destroy, self._getpid = _C.rapt_context_destroy, os.getpid  # modules may be gone in __del__
+        library = _library()
+        self.handle = _create(library.rapt_context_create, ctypes.byref(options))
+        self._destroy, self._getpid = library.rapt_context_destroy, os.getpid  # modules may be gone in __del__
         self._pid = os.getpid()
 
     def __del__(self) -> None:
@@ -263,13 +266,14 @@ class Plan:
 
     def __init__(self, context: Context, problem: Sized) -> None:
         prefix, self.arguments_type = KINDS[type(problem)]
-        self._destroy = _C.rapt_plan_destroy
+        library = _library()
+        self._destroy = library.rapt_plan_destroy
         self._handle: int | None = None  # for __del__, if this fails
         self._context = context
-        self._run = getattr(_C, prefix + "run")
-        self._handle = _create(getattr(_C, prefix + "plan_create"), context.handle, ctypes.byref(problem))
-        self.description: str = _C.rapt_plan_description(self._handle).decode()
-        self.workspace_bytes: int = _C.rapt_plan_workspace_bytes(self._handle)
+        self._run = getattr(library, prefix + "run")
+        self._handle = _create(getattr(library, prefix + "plan_create"), context.handle, ctypes.byref(problem))
+        self.description: str = library.rapt_plan_description(self._handle).decode()
+        self.workspace_bytes: int = library.rapt_plan_workspace_bytes(self._handle)
 
     def __del__(self) -> None:
         if self._handle is not None:

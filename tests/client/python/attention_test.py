@@ -1,10 +1,8 @@
 """rapt.attention, attend, attend_backward and merge against the definition in float64 of gradients_test, which shares no
 code with the library."""
 
-import inspect
 import os
 import pathlib
-import pydoc
 import re
 import subprocess
 import sys
@@ -138,6 +136,74 @@ def test_alignment_bottom_right_shows_the_last_query_all_keys():
     np.testing.assert_array_equal(weights > 0, [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
 
 
+def test_one_causal_query_over_five_keys():
+    """It is the first of them, or the last with bottom_right; a call with 4 keys in the past computes the same."""
+    q, k, v = normal(1, 1, 1, 8), normal(1, 1, 5, 8), normal(1, 1, 5, 8)
+    np.testing.assert_array_equal(rapt.attention(q, k, v, causal=True), v[:, :, :1])
+    last = rapt.attention(q, k, v, causal=True, alignment="bottom_right")
+    assert_close("y", last, rapt.attention(q, k, v))
+    past = {"past_key": k[:, :, :4], "past_value": v[:, :, :4]}
+    assert_close("y", rapt.attention(q, k[:, :, 4:], v[:, :, 4:], causal=True, **past), last)
+
+
+# --- Axes ------------------------------------------------------------------------------------------
+
+
+def heads_last(x):
+    """[B, H, S, D] as [B, S, H * D]."""
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+@pytest.mark.parametrize("layout", (None, "BSE"))
+def test_heads_in_the_last_axis(layout):
+    q, k, v, dy = normal(2, 4, 3, 8), normal(2, 2, 5, 8), normal(2, 2, 5, 6), normal(2, 4, 3, 6)
+    past = {"past_key": normal(2, 2, 3, 8), "past_value": normal(2, 2, 3, 6)}
+    options = {"causal": True, "alignment": "bottom_right", "mask": np.arange(8) > 1, **past}
+    want = rapt.attend(q, k, v, scores="weights", lse=True, present=True, **options)
+    rows = [heads_last(x) for x in (q, k, v)]
+    heads = {"query_heads": 4, "kv_heads": 2, "layout": layout}
+    got = rapt.attend(*rows, scores="weights", lse=True, present=True, **options, **heads)
+    np.testing.assert_array_equal(got.y, heads_last(want.y))
+    for name in ("scores", "lse", "present_key", "present_value"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+    out = np.zeros((2, 3, 30), np.float32)[:, :, 3:27]
+    assert rapt.attention(*rows, out=out, **options, **heads) is out
+    assert_close("out", out, got.y)
+    wide = [np.concatenate([x, x], 2)[:, :, : x.shape[2]] for x in rows]  # rows with gaps between them
+    assert_close("y", rapt.attention(*wide, **options, **heads), got.y)
+    gradients = rapt.attend_backward(q, k, v, dy, **options)
+    of_rows = rapt.attend_backward(*rows, heads_last(dy), **options, **heads)
+    for name, gradient in gradients.items():
+        np.testing.assert_array_equal(of_rows[name], heads_last(gradient))
+
+
+def test_one_head():
+    """[S, D], and [B, S, D] without head counts, whose masks of 3 axes are [B, Sq, T]."""
+    q, k, v = normal(3, 8), normal(5, 8), normal(5, 6)
+    mask = np.tri(3, 5, 1, bool)
+    want = rapt.attend(q[None, None], k[None, None], v[None, None], lse=True, mask=mask)
+    got = rapt.attend(q, k, v, lse=True, mask=mask)
+    np.testing.assert_array_equal(got.y, want.y[0, 0])
+    np.testing.assert_array_equal(got.lse, want.lse)
+    dy = normal(3, 6)
+    gradients = rapt.attend_backward(q[None, None], k[None, None], v[None, None], dy[None, None], mask=mask)
+    for name, gradient in rapt.attend_backward(q, k, v, dy, mask=mask).items():
+        np.testing.assert_array_equal(gradient, gradients[name][0, 0])
+    masks = np.stack([mask, ~mask])
+    both = rapt.attention(*(np.stack([x, x]) for x in (q, k, v)), mask=masks)
+    np.testing.assert_array_equal(both, [rapt.attention(q, k, v, mask=one) for one in masks])
+
+
+def test_errors_of_heads_in_the_last_axis():
+    q, k = normal(2, 3, 8), normal(2, 5, 6)
+    with pytest.raises(ValueError, match=r"k has shape \[2, 5, 6\]; its last axis must be a multiple of kv_heads, 4"):
+        rapt.attention(q, k, k, query_heads=4)
+    with pytest.raises(ValueError, match="query_heads is 0; it must be from 1"):
+        rapt.attention(q, k, k, query_heads=0)
+    with pytest.raises(ValueError, match=r"out has type float32 and shape \[2, 4, 3, 2\]; it must have float32 and \[2, 3, 8\]"):
+        rapt.attention(q, q, q, query_heads=4, out=np.zeros((2, 4, 3, 2), np.float32))
+
+
 def test_a_seed_of_dropout_repeats_the_call():
     q = normal(1, 2, 16, 8)
     first, again, other = (rapt.attention(q, q, q, dropout=(0.5, seed)) for seed in (3, 3, 4))
@@ -198,6 +264,8 @@ def test_merge_names_what_is_missing():
         rapt.merge([rapt.attend(q, q, q, lse=True), rapt.attend(q, q, q)])
     with pytest.raises(ValueError, match="parts is empty"):
         rapt.merge([])
+    with pytest.raises(ValueError, match="layout is 'bshd'; it must be one of BHSD, BSHD"):
+        rapt.merge([rapt.attend(q, q, q, lse=True)], layout="bshd")
     with pytest.raises(ValueError, match=r"parts\[1\] has y of shape \[1, 2, 2, 8\]"):
         rapt.merge([rapt.attend(q, q, q, lse=True), rapt.attend(q[:, :, :2], q, q, lse=True)])
 
@@ -210,7 +278,10 @@ BAD = [
     ({"q": [[1.0]]}, TypeError, "q is a list; it must be a NumPy array"),
     ({"k": None}, TypeError, "k is a NoneType"),
     ({"v": None}, ValueError, "v is missing; without it, v_head_size"),
-    ({"q": Q[0]}, ValueError, r"q has shape \[4, 3, 8\]; it must be \[B, Hq, Sq, D\]"),
+    ({"q": Q[0]}, ValueError, r"k has shape \[2, 2, 5, 8\]; it must have 3 axes, as q has"),
+    ({"k": K[0]}, ValueError, r"k has shape \[2, 5, 8\]; it must be \[B, Hkv, Sk, D\]"),
+    ({"q": Q[None]}, ValueError, "q has 5 axes; it must have 2 to 4"),
+    ({"query_heads": 4}, ValueError, r"query_heads is given, but q has shape \[2, 4, 3, 8\], not \[B, S, E\]"),
     ({"k": normal(2, 2, 5, 7)}, ValueError, r"k has shape \[2, 2, 5, 7\], \[B, Hkv, Sk, D\]; D must be 8, as in q"),
     ({"v": normal(2, 2, 4, 8)}, ValueError, "Sk must be 5, as in k"),
     ({"k": normal(2, 3, 5, 8), "v": normal(2, 3, 5, 8)}, ValueError, "query has 4 heads, key and value have 3"),
@@ -235,11 +306,13 @@ BAD = [
     ({"scale": float("nan")}, ValueError, "scale"),
     ({"softcap": -1}, ValueError, "softcap"),
     ({"window": 3}, TypeError, r"window is 3; it must be \(left, right\)"),
-    ({"window": (-1, 0)}, ValueError, "window's left is -1; it must be from 0"),
+    ({"window": (-1, 0)}, ValueError, "window's left is -1; it must be at least 0, or None for no bound"),
     ({"alignment": "left"}, ValueError, "alignment is 'left'; it must be one of top_left, bottom_right"),
-    ({"layout": "BSE"}, ValueError, "layout is 'BSE'; it must be one of BHSD, BSHD"),
-    ({"causal": 2}, ValueError, "causal is 2; it must be from 0 to 1"),
-    ({"causal": "yes"}, TypeError, "causal is 'yes'"),
+    ({"layout": "BDHS"}, ValueError, "layout is 'BDHS'; it must be one of BHSD, BSHD, BSE"),
+    ({"layout": "BSE"}, ValueError, "layout is BSE, which has 3 axes; q has 4"),
+    ({"causal": 2}, ValueError, "causal is 2; it must be True or False"),
+    ({"causal": "yes"}, TypeError, "causal is 'yes'; it must be True or False"),
+    ({"causal": 1.0}, TypeError, "causal is 1.0; it must be True or False"),
     ({"dropout": 0.1}, TypeError, "dropout is 0.1; it must be"),
     ({"dropout": (1.0, 1)}, ValueError, "dropout_probability"),
     ({"dropout": (0.5, -1)}, ValueError, "dropout's seed is -1"),
@@ -256,7 +329,10 @@ BAD = [
     ({"normalizer": "max"}, ValueError, "normalizer is 'max'; it must be one of softmax, sparsemax, entmax15, entmax"),
     ({"normalizer": "entmax"}, ValueError, "alpha"),
     ({"v_head_size": 4}, ValueError, "v and v_head_size are given"),
-    ({"is_causal": True}, TypeError, "there is no option is_causal; the options are additive_weight, alibi"),
+    ({"is_causal": True}, TypeError, r"there is no option is_causal; did you mean causal\? The options are additive_weight, alibi"),
+    ({"atn_mask": None}, TypeError, r"there is no option atn_mask; did you mean mask\? "),
+    ({"dropout_p": None}, TypeError, r"there is no option dropout_p; did you mean dropout\? "),
+    ({"zzz": None}, TypeError, "there is no option zzz; the options are additive_weight, alibi"),
 ]
 
 
@@ -276,6 +352,10 @@ def test_errors_of_more_outputs():
         rapt.attend_backward(Q, K, K, Q, y=Q)
     with pytest.raises(ValueError, match="gradients has 'dx'; the gradients are dq, dk, dv, d_past_key"):
         rapt.attend_backward(Q, K, K, Q, gradients=["dx"])
+    with pytest.raises(TypeError, match="gradients is 'dq'; it must be a sequence of names"):
+        rapt.attend_backward(Q, K, K, Q, gradients="dq")
+    with pytest.raises(TypeError, match="lse is 'yes'; it must be True or False"):
+        rapt.attend(Q, K, K, lse="yes")
     with pytest.raises(ValueError, match="gradients has d_mask, but there is no mask"):
         rapt.attend_backward(Q, K, K, Q, gradients=["d_mask"])
     with pytest.raises(ValueError, match="only a float type has a gradient"):
@@ -311,25 +391,10 @@ def test_a_head_size_of_0_is_an_error():
         rapt.attention(empty, empty, empty)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [(name, rapt.Options) for name in ("attention", "attend", "attend_backward")]
-    + [("linear_attention", rapt.LinearOptions), ("lsh_attention", rapt.LshOptions)],
-)
-def test_signatures_list_the_options(name, options):
-    functions = [getattr(side, name) for side in (rapt, rapt.Client, rapt.AsyncClient) if hasattr(side, name)]
-    assert len(functions) == (1 if name == "attention" else 3)
-    for function in functions:
-        parameters = inspect.signature(function).parameters
-        assert options.__annotations__.keys() < parameters.keys() and "ForwardRef" not in str(parameters["scale"])
-
-
-def test_help_without_pytorch(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
-    assert "attend_backward(" in pydoc.render_doc(rapt)
-    assert {"__version__", *rapt.__all__} <= set(dir(rapt)) and "torch" not in dir(rapt)
-    with pytest.raises(AttributeError, match="rapt.torch needs PyTorch"):
-        rapt.torch
+def test_results_are_short_texts():
+    q = normal(1, 2, 3, 8)
+    result = rapt.attend(q, q, q, lse=True)
+    assert repr(result) == f"AttendResult(y=<float32 [1, 2, 3, 8]>, lse=<float32 [1, 2, 3]>, plan={result.plan!r})"
 
 
 def test_every_option_may_be_none():

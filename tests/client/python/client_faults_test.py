@@ -409,6 +409,37 @@ def test_the_timeout_ends_a_call(step):
     assert len(server.requests) <= 1
 
 
+def test_a_timeout_tells_the_last_error():
+    error, server = outcome(CLOSE, lambda connection: read_message(connection) and connection.recv(1), timeout=0.4)
+    assert isinstance(error, TimeoutError) and len(server.requests) == 2
+    assert str(error).startswith(f"the timeout of 0.4 s passed; the last error was: {server.url}: ")
+
+
+def test_a_short_timeout_without_a_server_tells_that_there_is_none():
+    """However the attempts and the end of the timeout fall together."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = "http://127.0.0.1:%d" % listener.getsockname()[1]
+    with rapt.Client(url, retries=rapt.Retry(attempts=10**9, initial_backoff=0, max_backoff=0)) as client:
+        for timeout in (0.02, 0.05, 0.1):
+            with pytest.raises((ConnectionError, TimeoutError), match=f"{url}.*Connection refused"):
+                client.info(timeout=timeout)
+
+
+def test_a_timeout_tells_why_another_address_failed(monkeypatch):
+    """A name with two addresses: nothing listens at the first, the second does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        refuses = closed.getsockname()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        places = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in (refuses, listener.getsockname())]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(places))
+        with rapt.Client("http://server:1") as client, pytest.raises(TimeoutError, match="the last error was:.*Connection refused"):
+            client.info(timeout=0.3)
+
+
 def test_the_timeout_ends_a_request_that_nobody_reads():
     with ScriptedServer() as server, client_of(server) as client:
         left = threading.Event()

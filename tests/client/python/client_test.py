@@ -105,6 +105,34 @@ def test_layouts_strides_and_broadcast_views(client):
     np.testing.assert_allclose(client.attend(Q, K, V, mask=mask).y, want, atol=1e-6)
 
 
+def test_attention_alone(client):
+    np.testing.assert_array_equal(client.attention(Q, K, V, causal=True), rapt.attention(Q, K, V, causal=True))
+
+
+@pytest.mark.parametrize("heads", ({}, {"query_heads": 4, "kv_heads": 2}), ids=("one head", "heads"))
+def test_heads_in_the_last_axis(client, heads):
+    q, k, dy = normal(2, 6, 16), normal(2, 9, 8 if heads else 16), normal(2, 6, 16)
+    options = {"causal": True, "scores": "weights", "lse": True, **heads}
+    got, want = client.attend(q, k, k, **options), rapt.attend(q, k, k, **options)
+    for name in ("y", "scores", "lse"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+    of_process = rapt.attend_backward(q, k, k, dy, **heads)
+    for name, gradient in client.attend_backward(q, k, k, dy, **heads).items():
+        assert_close(name, gradient, of_process[name])
+
+
+def test_rows_alone(client):
+    q, k, dy = normal(6, 8), normal(9, 8), normal(6, 8)
+    mask = normal(6, 9) > 0
+    got, want = client.attend(q, k, k, mask=mask, lse=True), rapt.attend(q, k, k, mask=mask, lse=True)
+    np.testing.assert_array_equal(got.y, want.y)
+    np.testing.assert_array_equal(got.lse, want.lse)
+    of_process = rapt.attend_backward(q, k, k, dy)
+    for name, gradient in client.attend_backward(q, k, k, dy).items():
+        assert_close(name, gradient, of_process[name])
+    assert client.diagnose(q, k, k).pairs == 54
+
+
 def test_any_producer_of_dlpack(client):
     want = rapt.attention(Q, K, V)
     got = client.attend(InNamespace(Q), Producer(K), V, lse=True)
@@ -168,13 +196,18 @@ def test_arrays_are_not_changed(client):
         (lambda c: c.attend(1.0, K, V), TypeError, "q is a float"),
         (lambda c: c.attend(Q, K.astype(np.float16), V), ValueError, "k has type float16; it must be float32"),
         (lambda c: c.attend(Q, K, V, softcap=-1.0), ValueError, "softcap is -1"),
-        (lambda c: c.attend(Q[0], K[0], V[0]), ValueError, "q has shape"),
+        (lambda c: c.attend(Q[0], K, V), ValueError, "k has shape .*; it must have 3 axes, as q has"),
+        (lambda c: c.attend(Q[None], K, V), ValueError, "q has 5 axes; it must have 2 to 4"),
+        (lambda c: c.attention(Q, K, V, atn_mask=None), TypeError, "there is no option atn_mask; did you mean mask"),
         (lambda c: c.attend_backward(Q, K, V, Q), ValueError, r"dy has shape \[2, 4, 6, 8\]"),
         (lambda c: c.attend_backward(Q, K, V, Q, gradients=["dx"]), ValueError, "gradients has 'dx'"),
         (lambda c: c.linear_attention(Q[0], Q[0], Q[0], query_heads=1), TypeError, "kv_heads is missing"),
         (lambda c: c.linear_attention(Q[0], Q[0], Q[0], query_heads=3, kv_heads=1), ValueError, "query's last axis is 8"),
         (lambda c: c.linear_attention(Q, Q, Q, query_heads=1, kv_heads=1), ValueError, "query has shape"),
         (lambda c: c.linear_attention(Q[0], Q[0], Q[0], **LINEAR, gate=1), TypeError, "there is no option gate"),
+        (lambda c: c.linear_attention(Q[0], Q[0], Q[0], **LINEAR, causal="yes"), TypeError, "causal is 'yes'; it must be True or"),
+        (lambda c: c.linear_attention(Q[0], Q[0], Q[0], **LINEAR, gates=None), TypeError, "there is no option gates"),
+        (lambda c: c.lsh_attention(Q, Q, chunk_length=3, buckets="no"), TypeError, "buckets is 'no'; it must be True or False"),
         (lambda c: c.lsh_attention(Q, Q, chunk_length=3), ValueError, "rotations and seed are missing"),
         (lambda c: c.infer("none", {"Q": Q}), LookupError, "unknown model 'none'"),
         (lambda c: c.infer("a/b c", {"Q": Q}), LookupError, "a/b c"),

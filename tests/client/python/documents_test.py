@@ -51,6 +51,15 @@ def test_the_first_example_runs(document):
     assert names["y"].shape == (1, 8, 128, 64) and np.isfinite(names["y"]).all()
 
 
+def test_the_example_of_alignments_runs():
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    (source,) = [source for source in examples if "bottom_right" in source]
+    names = {}
+    run(source, names)
+    np.testing.assert_allclose(names["first"], [1, 0, 0, 0, 0])
+    np.testing.assert_allclose(names["last"], [0.2] * 5)
+
+
 def test_the_examples_of_clients_run(server):
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
     of_clients = [source for source in examples if "rapt.Client(" in source]

@@ -42,7 +42,7 @@ def test_a_layer_learns_what_it_means(tmp_path, where):
     tired, wide = np.array(lines, float).reshape(2, 4, 2).sum(1)
     assert tired[0] > tired[1] and wide[0] < wide[1]  # what the heads add decides
     page = (tmp_path / "sentence.html").read_text()
-    assert page.count("<img ") == 8 and page.count("<span ") == 8 * 12 and "script" not in page and 'src="http' not in page
+    assert page.count("<img ") == 8 and page.count("rgba(255,191,0,") == 8 * 12 and "script" not in page and 'src="http' not in page
     assert (tmp_path / "layer/config.json").exists() and (tmp_path / "layer/model.safetensors").exists()
 
 

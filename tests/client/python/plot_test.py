@@ -60,9 +60,63 @@ def page_of(figure):
 
 
 def test_dark_is_low_and_bright_is_high():
-    (picture,) = page_of(rapt.plot(np.array([[0, 1], [0.5, 0.25]]))).pictures()
+    (picture,) = page_of(rapt.plot(np.array([[0, 2], [1, 0.5]]))).pictures()
     assert picture[0, 0].tolist() == [0x44, 0x01, 0x54] and picture[0, 1].tolist() == [0xFD, 0xE7, 0x25]
     assert np.abs(picture[1, 0].astype(int) - [0x21, 0x91, 0x8C]).max() <= 2
+
+
+def test_a_bar_says_which_numbers_colours_mean():
+    html = rapt.plot(np.array([[-0.25, 2], [1, 0.5]]))._repr_html_()
+    bar = re.search(r"<p>([^<]*)<span [^>]*linear-gradient\(to right,#440154,[^>]*,#fde725\)[^>]*></span>([^<]*)", html)
+    assert bar.groups() == ("-0.25", "2")
+
+
+def test_hidden_keys_of_weights_are_not_like_small_weights():
+    """Also where a weight that is not hidden is small."""
+    x = np.array([[9, 0], [0, 9], [9, 9]], np.float32)[None, None]
+    weights = rapt.attend(x, x, x, causal=True, scores="weights").scores
+    assert 0 < weights[0, 0, 1, 0] < 1e-6
+    page = page_of(rapt.plot(weights))
+    (picture,) = page.pictures()
+    np.testing.assert_array_equal((picture == 0xD0).all(-1), np.triu(np.ones((3, 3), bool), 1))
+    assert "hidden, or 0" in page.texts
+
+
+def test_scores_of_0_are_not_hidden():
+    page = page_of(rapt.plot(rapt.attend(X, X, X, scores="scores").scores))
+    (picture,) = page.pictures()
+    assert picture[0, 1].tolist() == [0x44, 0x01, 0x54] and not any("hidden" in text for text in page.texts)
+
+
+def test_what_is_not_finite_is_red():
+    page = page_of(rapt.plot(np.array([[np.nan, 1], [np.inf, -np.inf]])))
+    (picture,) = page.pictures()
+    red, grey = [0xD6, 0x27, 0x28], [0xD0] * 3
+    assert picture[:, 0].tolist() == [red, red] and picture[1, 1].tolist() == grey
+    assert "not finite" in page.texts and "hidden" in page.texts
+
+
+def test_a_number_that_is_none_stays_visible_in_a_reduced_matrix():
+    weights = np.zeros((1300, 2))
+    weights[4, 0] = np.nan
+    (picture,) = page_of(rapt.plot(weights)).pictures()
+    assert picture[1, 0].tolist() == [0xD6, 0x27, 0x28]
+
+
+@pytest.mark.parametrize(("count", "step"), ((6, 1), (100, 3), (1300, 39)))
+def test_axes_have_labels(count, step):
+    """Every nth, where there is no room for all."""
+    words = [f"word{n}" for n in range(count)]
+    page = page_of(rapt.plot(np.random.default_rng(1).random((count, count)), query_labels=words, key_labels=words))
+    labels = [text for text in page.texts if text.startswith("word")][: 2 * -(-count // step)]
+    assert labels == 2 * words[::step]
+
+
+def test_labels_may_hold_any_character():
+    label = "a\x00\x1b\ufffe\ud800<"
+    figure = rapt.plot(np.zeros((1, 1)), query_labels=[label], key_labels=[label], title=label)
+    assert set("\x00\x1b\ufffe\ud800").isdisjoint(figure._repr_html_()) and "a\ufffd\ufffd\ufffd\ufffd&lt;" in figure._repr_html_()
+
 
 
 def test_hidden_pairs_are_grey():
@@ -71,7 +125,7 @@ def test_hidden_pairs_are_grey():
     (picture,) = page.pictures()
     grey = (picture == 0xD0).all(-1)
     np.testing.assert_array_equal(grey, np.triu(np.ones((3, 3), bool), 1))
-    assert page.texts.count("hidden") == 3
+    assert page.texts.count("hidden") == 4  # of them one beside the bar
 
 
 def test_a_result_shows_its_weights():
@@ -92,7 +146,9 @@ def test_a_grid_of_heads_and_labels():
     weights = np.random.default_rng(1).random((2, 3, 2, 4))
     page = page_of(rapt.plot(weights, batch=1, heads=[2, 0], query_labels=["<b>", "it"], key_labels="the cat sat &".split()))
     assert len(page.pictures()) == 2
-    assert page.texts.count("head 2") == 2 and "head 1" not in page.texts
+    assert [text for text in page.texts if text.startswith("head ")] == [
+        "head 2; queries down, keys across", "head 0; queries down, keys across", "head 2", "head 0"
+    ]
     assert "<b>" in page.texts and "&" in page.texts and not page.named("b")
     assert f"{weights[1, 2, 0, 0]:.2f}" in page.texts
 
@@ -138,10 +194,11 @@ def test_numbers_that_are_equal_or_not_finite():
         (np.zeros((2, 3)), {"batch": 1}, "batch is 1; it must be from 0 to 0"),
         (np.zeros((2, 3)), {"heads": [1]}, "heads has 1; it must be from 0 to 0"),
         (np.zeros((2, 3)), {"key_labels": ["a"]}, "key_labels has 1 labels; there are 3"),
+        (np.zeros((2, 3)), {"key_labels": "abc"}, "key_labels is 'abc'; it must be a sequence of labels"),
     ),
 )
 def test_errors_name_the_argument(weights, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         rapt.plot(weights, **options)
 
 

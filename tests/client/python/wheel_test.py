@@ -19,6 +19,10 @@ import rapt
 x = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]], np.float32)[None, None]
 print(rapt.attention(x, x, x)[0, 0].round(4).tolist())
 """
+WITHOUT_LIBRARY = """
+import pathlib, rapt
+pathlib.Path(rapt.__file__).with_name("librapt_attention.so").unlink()
+"""
 CLIENTS = "import rapt; rapt.Client('http://127.0.0.1:1').close(); rapt.AsyncClient('http://127.0.0.1:1').close()"
 WANT = [[0.8137, 0.4935, 0.5065, 0.1863], [0.4935, 0.8137, 0.1863, 0.5065], [0.7259, 0.7259, 0.2741, 0.2741]]
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -57,7 +61,8 @@ def check_in_fresh_environment(python, wheel, work):
     output = subprocess.run([work / "bin/python", "-c", FOUR_LINES], capture_output=True, text=True, **fresh).stdout
     got = [[round(x, 4) for x in row] for row in eval(output)]
     assert got == WANT, got
-    subprocess.run([work / "bin/python", "-c", CLIENTS], **fresh)
+    for code in (CLIENTS, WITHOUT_LIBRARY, CLIENTS):
+        subprocess.run([work / "bin/python", "-c", code], **fresh)
 
 
 def main(wheel, work):
