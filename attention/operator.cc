@@ -124,6 +124,11 @@ absl::Status CheckQkv(const OperatorCall& call, const FieldNames& names, const A
   const absl::string_view q_name = names[Role::kQ];
   const absl::string_view k_name = names[Role::kK];
   const absl::string_view v_name = names[Role::kV];
+  const DType dtype = call.inputs[Role::kQ]->dtype;
+  if (!IsFloat(dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(q_name, " has type ", NameOf(dtype), "; it must be FP32, FP16, BF16 or FP64"));
+  }
   absl::Status status = CheckType(call, Role::kK, names);
   if (status.ok() && call.inputs[Role::kV]) status = CheckType(call, Role::kV, names);
   if (status.ok()) status = CheckSame("batch", k_name, k.batch, q_name, q.batch);

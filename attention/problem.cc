@@ -46,9 +46,10 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
         "; it must be at most ", p.head_size, ", the head size of ", names[Role::kK]));
   }
   if (p.query_heads != 0 && p.query_heads % p.kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        names[Role::kQ], " has ", p.query_heads, " heads, ", names[Role::kK], " and ",
-        names[Role::kV], " have ", p.kv_heads, "; the number of query heads must be a multiple"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[Role::kQ], " has ", p.query_heads, " heads, ", names[Role::kK], " and ",
+                     names[Role::kV], " have ", p.kv_heads,
+                     "; the number of query heads must be a multiple of the other"));
   }
   return absl::OkStatus();
 }

@@ -641,6 +641,9 @@ INSTANTIATE_TEST_SUITE_P(
                DType::kBool;
          }),
          {"Q", "BOOL"}},
+        {"q_alone_of_int64",
+         Rank4([](auto& c) { c.inputs[Role::kQ]->dtype = DType::kInt64; }),
+         {"Q has type INT64; it must be FP32, FP16, BF16 or FP64"}},
         {"k_of_another_type",
          Rank4([](auto& c) { c.inputs[Role::kK]->dtype = DType::kFloat16; }),
          {"K", "FP16", "FP32"}},
