@@ -12,7 +12,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "attention/layer/files/layer_files.h"
+#include "attention/layer/files/layer_settings.h"
+#include "attention/layer/files/model_types.h"
 #include "client/cli/commands.h"
 #include "client/console/bytes.h"
 #include "client/console/command_line.h"
@@ -49,6 +52,20 @@ int64_t ParametersOf(const std::vector<Row>& rows) {
   return parameters;
 }
 
+std::string RotaryText(const LayerConfig& config) {
+  if (!config.rope_theta) return ", no rotary embedding";
+  std::string text = absl::StrCat(", rope_theta ", *config.rope_theta);
+  if (config.rope_scaling) {
+    absl::StrAppend(&text, " scaled by ", config.rope_scaling->factor, " (",
+                    NameOf(config.rope_scaling->type), ")");
+  }
+  if (config.rotary_embedding_dim != 0) {
+    absl::StrAppend(&text, " of the first ", config.rotary_embedding_dim, " numbers of a head");
+  }
+  if (config.interleaved) absl::StrAppend(&text, " of neighbours");
+  return text;
+}
+
 std::string Summary(const LayerConfig& config) {
   std::string text =
       absl::StrFormat("%d head%s", config.query_heads, config.query_heads == 1 ? "" : "s");
@@ -56,14 +73,10 @@ std::string Summary(const LayerConfig& config) {
   if (kv_heads != config.query_heads) {
     absl::StrAppendFormat(&text, ", %d of keys and values", kv_heads);
   }
-  if (config.is_causal) absl::StrAppend(&text, ", causal");
+  absl::StrAppend(&text, config.is_causal ? ", causal" : ", bidirectional");
   if (config.score_function == ScoreFunction::kAdditive) absl::StrAppend(&text, ", additive");
   if (config.scale) absl::StrAppend(&text, ", scale ", *config.scale);
-  if (config.rope_theta) absl::StrAppend(&text, ", rope_theta ", *config.rope_theta);
-  if (config.rope_scaling) {
-    absl::StrAppend(&text, " scaled by ", config.rope_scaling->factor, " (",
-                    NameOf(config.rope_scaling->type), ")");
-  }
+  absl::StrAppend(&text, RotaryText(config));
   if (config.sliding_window) absl::StrAppend(&text, ", window of ", *config.sliding_window);
   if (config.positional_base) {
     absl::StrAppend(&text, ", sinusoidal encoding of base ", *config.positional_base);
@@ -90,6 +103,9 @@ void Print(const LayerFiles& layer, int64_t packed_bytes, bool by_tensor) {
                Summary(layer.config));
   absl::PrintF("%d parameters, packed for the projections: %s\n", ParametersOf(rows),
                HumanBytes(packed_bytes));
+  if (!layer.unread.empty()) {
+    absl::PrintF("settings that say nothing of attention: %s\n", absl::StrJoin(layer.unread, ", "));
+  }
   if (!by_tensor) return;
   std::puts("");
   PrintTable(rows);
@@ -101,6 +117,9 @@ std::string Json(const LayerFiles& layer, int64_t packed_bytes) {
   json.BeginObject().Key("naming").String(layer.naming);
   json.Key("embed_size").Integer(layer.config.embed_size);
   json.Key("heads").Integer(layer.config.query_heads);
+  json.Key("causal").Boolean(layer.config.is_causal);
+  json.Key("rotary").Boolean(layer.config.rope_theta.has_value());
+  json.Key("unread_settings").Strings(layer.unread);
   json.Key("parameters").Integer(ParametersOf(rows));
   json.Key("packed_bytes").Integer(packed_bytes);
   json.Key("tensors").BeginArray();
@@ -112,23 +131,59 @@ std::string Json(const LayerFiles& layer, int64_t packed_bytes) {
   return json.EndArray().EndObject().Take();
 }
 
+// A line for each layer of a folder whose config.json has the prefix of none.
+void PrintLayers(const LayerFolder& folder, const std::vector<FoundLayer>& layers) {
+  for (const FoundLayer& found : layers) {
+    const absl::StatusOr<LayerFiles> layer =
+        ReadLayerFiles(folder.config, *folder.file, found.prefix);
+    const std::string text = layer.ok() ? absl::StrCat("embed size ", layer->config.embed_size,
+                                                       ", ", Summary(layer->config))
+                                        : std::string(layer.status().message());
+    absl::PrintF("%s: naming %s, %s\n", found.prefix, found.naming, text);
+  }
+}
+
+// Whether the folder has layers, but none under the prefix that config.json gives.
+bool HasLayersElsewhere(const LayerFolder& folder, const std::vector<FoundLayer>& layers) {
+  const absl::StatusOr<LayerChoice> choice = ParseLayerChoice(folder.config);
+  return choice.ok() && !layers.empty() &&
+         std::none_of(layers.begin(), layers.end(),
+                      [&](const FoundLayer& layer) { return layer.prefix == choice->prefix; });
+}
+
 }  // namespace
 
 ExitCode RunLayerCommand(CommandArguments arguments) {
   bool by_tensor = false, as_json = false;
+  std::optional<std::string> prefix;
+  const std::string summary = absl::StrCat(
+      "Checks the layer in a folder with config.json and model.safetensors, or its shards, as a "
+      "server with --model_repository does, and prints its heads, the number of its parameters and "
+      "the settings that say nothing of attention. By naming, these model_types are computed. ",
+      ModelTypesText(), ".");
   const CommandLine line{
       .usage = "rapt layer FOLDER [flags]",
-      .summary =
-          "Checks the layer in a folder with config.json and model.safetensors, as a server with "
-          "--model_repository does, and prints its heads and the number of its parameters.",
-      .flags = {{"describe", "", "print the parameters by tensor, too", &by_tensor},
+      .summary = summary,
+      .flags = {{"describe", "",
+                 "print the parameters by tensor, too; of a whole model without rapt.prefix the "
+                 "layers that it has",
+                 &by_tensor},
+                {"prefix", "PREFIX", "of the layer's tensors, in place of rapt.prefix", &prefix},
                 {"json", "", "print all of it as JSON", &as_json}},
-      .examples = {"rapt layer models/torch_block", "rapt layer models/torch_block --describe"},
+      .examples = {"rapt layer models/torch_block", "rapt layer models/torch_block --describe",
+                   "rapt layer models/llama_block --prefix model.layers.0.self_attn."},
       .max_operands = 1};
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   if (operands.empty()) return Fail(ExitCode::kUsage, "no folder given");
-  const absl::StatusOr<LayerFiles> layer = ReadLayerFiles(operands.front());
+  const absl::StatusOr<LayerFolder> folder = OpenLayerFolder(operands.front());
+  if (!folder.ok()) return FailUsage(folder.status());
+  const std::vector<FoundLayer> layers = FindLayers(folder->config, *folder->file);
+  if (by_tensor && !as_json && !prefix && HasLayersElsewhere(*folder, layers)) {
+    PrintLayers(*folder, layers);
+    return ExitCode::kOk;
+  }
+  const absl::StatusOr<LayerFiles> layer = ReadLayerFiles(folder->config, *folder->file, prefix);
   if (!layer.ok()) return FailUsage(layer.status());
   const absl::StatusOr<int64_t> bytes = LayerBytes(layer->config, layer->weights);
   if (!bytes.ok()) return FailUsage(bytes.status());

@@ -22,7 +22,8 @@ namespace {
 bool HasFiles(const std::filesystem::path& folder) {
   std::error_code unknown;  // as without the file
   return std::filesystem::exists(folder / kConfigFile, unknown) ||
-         std::filesystem::exists(folder / kWeightsFile, unknown);
+         std::filesystem::exists(folder / kWeightsFile, unknown) ||
+         std::filesystem::exists(folder / kWeightsIndexFile, unknown);
 }
 
 // A layer with its part of the budget.

@@ -502,7 +502,7 @@ def test_rest_loads_and_unloads(tmp_path):
         assert post(server, "/v2/repository/models/a/load") == (200, {})
         assert client.is_model_ready("a")
         status, body = post(server, "/v2/repository/models/absent/load")
-        assert status == 404 and "model 'absent': config.json" in body["error"]
+        assert status == 404 and body["error"] == "model 'absent': the folder 'absent' does not exist"
         status, body = post(server, "/v2/repository/models/attention/unload")
         assert status == 400 and "built in" in body["error"]
         status, body = post(server, "/v2/repository/models/..%2Fa/load")
@@ -567,6 +567,70 @@ def test_a_folder_that_can_not_be_read_leaves_the_server_alone(tmp_path):
         client.load_model("a")
         index = {model["name"] for model in client.get_model_repository_index(as_json=True)["models"]}
         assert "a" in index and "b" not in index
+
+
+def save_shards(folder, config, shards):
+    """Each shard is a dictionary of tensors."""
+    folder.mkdir(parents=True)
+    weight_map = {}
+    for n, tensors in enumerate(shards, 1):
+        shard = f"model-{n:05}-of-{len(shards):05}.safetensors"
+        make_layers.save_tensors(folder / shard, tensors)
+        weight_map |= dict.fromkeys(tensors, shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_shards_are_one_model(tmp_path):
+    config, tensors = LAYERS["bert_block"]
+    names = sorted(tensors)
+    save_shards(tmp_path / "a", config, [{name: tensors[name] for name in names[i::2]} for i in range(2)])
+    inputs = random_inputs("bert_block", QUERIES, KEYS)
+    want, _ = define("bert_block", **wide(inputs))
+    with serving(tmp_path) as (_, client):
+        check(infer(client, "a", inputs)[0], want)
+        (tmp_path / "a/model-00002-of-00002.safetensors").unlink()
+        with pytest.raises(InferenceServerException, match="model-00002-of-00002.safetensors: the file does not exist"):
+            client.load_model("a")
+
+
+def test_blocks_of_t5_use_the_table_of_the_first(tmp_path):
+    """As T5 does: each stack has a table in its first block, and cross-attention has none."""
+    config, block = LAYERS["t5_block"]
+    table = block["relative_attention_bias.weight"]
+    rest = {name: tensor for name, tensor in block.items() if tensor is not table}
+    stacks = {"encoder": ("0.SelfAttention.", table), "decoder": ("0.SelfAttention.", 2 * table)}
+    tensors = {}
+    for stack, (layer, biases) in stacks.items():
+        tensors[f"{stack}.block.0.layer.{layer}relative_attention_bias.weight"] = biases
+        for n in range(2):
+            tensors |= {f"{stack}.block.{n}.layer.{layer}{name}": tensor for name, tensor in rest.items()}
+    cross = "decoder.block.1.layer.1.EncDecAttention."
+    tensors |= {cross + name: tensor for name, tensor in rest.items()}
+    prefixes = {f"{stack}{n}": f"{stack}.block.{n}.layer.{layer}" for stack, (layer, _) in stacks.items() for n in range(2)}
+    for name, prefix in (prefixes | {"cross": cross}).items():
+        settings = config | {"model_type": "t5", "rapt": {"prefix": prefix}}
+        make_layers.write_layer(tmp_path / name, settings, tensors)
+    inputs = random_inputs("t5_block", KEYS, KEYS)
+    with serving(tmp_path) as (_, client):
+        for name in (*prefixes, "cross"):
+            bias = {"e": 1, "d": 2, "c": 0}[name[0]] * table
+            own = config | {"rapt": {"is_causal": name.startswith("decoder")}}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(LAYERS, "t5_block", (own, rest | {"relative_attention_bias.weight": bias}))
+                want, _ = define("t5_block", **wide(inputs))
+            check(infer(client, name, inputs)[0], want)
+
+
+def test_llama_without_settings_is_causal_and_rotated(tmp_path):
+    config, tensors = LAYERS["llama_block"]
+    settings = {name: config[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")}
+    settings |= {"model_type": "qwen3", "rapt": {"prefix": config["rapt"]["prefix"]}}
+    make_layers.write_layer(tmp_path / "a", settings, tensors)
+    inputs = random_inputs("llama_block", KEYS, KEYS)
+    want, _ = define("llama_block", **wide(inputs))
+    with serving(tmp_path) as (_, client):
+        check(infer(client, "a", inputs)[0], want)
 
 
 def test_pipes_are_no_files(tmp_path):

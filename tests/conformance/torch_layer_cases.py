@@ -67,7 +67,7 @@ def multihead_of(module, memory):
     def call(m, query, key, value, mask):
         return m(query, key, value, attn_mask=mask.flatten(0, 1), average_attn_weights=False)
 
-    return Case(module, {"num_attention_heads": HEADS}, "", call, memory)
+    return Case(module, {"num_attention_heads": HEADS}, "attn.", call, memory)
 
 
 def multihead():
@@ -84,16 +84,25 @@ def multihead_of_other_sizes():
     return multihead_of(torch.nn.MultiheadAttention(EMBED, HEADS, batch_first=True, kdim=48, vdim=40), (48, 40))
 
 
-def bert_config():
-    return transformers.BertConfig(hidden_size=EMBED, num_attention_heads=HEADS, is_decoder=True, **EAGER)
+def bert_config(is_decoder):
+    return transformers.BertConfig(hidden_size=EMBED, num_attention_heads=HEADS, is_decoder=is_decoder, **EAGER)
 
 
-def bert():
+def bert_of(config):
     def call(m, query, key, value, mask):
         y, weights = m.self(query, mask)
         return m.output.dense(y), weights
 
-    return Case(BertAttention(bert_config()), bert_config().to_dict(), "encoder.layer.0.attention.", call)
+    module = BertAttention(config)
+    return Case(module, config.to_dict(), "encoder.layer.0.attention.", call, is_causal=config.is_decoder)
+
+
+def bert():
+    return bert_of(bert_config(is_decoder=False))
+
+
+def bert_decoder():
+    return bert_of(bert_config(is_decoder=True))
 
 
 def bert_cross():
@@ -101,8 +110,9 @@ def bert_cross():
         y, weights = m.self(query, key, mask)
         return m.output.dense(y), weights
 
-    module = BertAttention(bert_config(), is_cross_attention=True)
-    return Case(module, bert_config().to_dict(), "encoder.layer.0.crossattention.", call, (EMBED, EMBED))
+    config = bert_config(is_decoder=True)
+    module = BertAttention(config, is_cross_attention=True)
+    return Case(module, config.to_dict(), "encoder.layer.0.crossattention.", call, (EMBED, EMBED))
 
 
 def gpt2():
@@ -117,7 +127,7 @@ def with_rotary(module, config, rotary, layer=3, window=None, **settings):
     def call(m, query, key, value, mask):
         return m(query, rotary(query, torch.arange(query.shape[1])[None]), mask)
 
-    settings = config.to_dict() | settings | {"rapt": {"is_causal": True}}
+    settings = config.to_dict() | settings
     prefix = f"model.layers.{layer}.self_attn."
     return Case(module, settings, prefix, call, is_causal=True, has_rotary=True, window=window)
 
@@ -236,9 +246,7 @@ def t5_of(prefix, is_decoder, memory=None):
         y, _, weights = m(query, mask, key_value_states=None if memory is None else key)
         return y, weights
 
-    is_causal = is_decoder and memory is None
-    settings = config.to_dict() | {"rapt": {"is_causal": is_causal}}
-    return Case(module, settings, prefix, call, memory, is_causal)
+    return Case(module, config.to_dict(), prefix, call, memory, is_causal=is_decoder and memory is None)
 
 
 def t5():
@@ -256,7 +264,7 @@ def t5_cross():
 TORCH = [multihead, multihead_with_bias_kv, multihead_of_other_sizes]
 ROPE = [llama, llama3, llama_linear, llama_yarn, llama_yarn_mscale, cohere, glm, qwen3, gpt_oss]
 WINDOW = [mistral, qwen2, qwen2_window, gpt_oss_window]
-CAUSAL = [gpt2, t5_decoder, *ROPE, *WINDOW]
+CAUSAL = [bert_decoder, gpt2, t5_decoder, *ROPE, *WINDOW]
 SELF = [bert, t5, *CAUSAL]
 CROSS = [bert_cross, t5_cross]
 STORED = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -298,7 +306,9 @@ def random_inputs(case, dtype):
         return inputs
     key, value = case.memory
     inputs["key"] = draw(MEMORY, key)
-    return inputs if case.prefix else inputs | {"value": draw(MEMORY, value)}  # only PyTorch's layer has one
+    if not isinstance(case.module, torch.nn.MultiheadAttention):
+        return inputs
+    return inputs | {"value": draw(MEMORY, value)}
 
 
 def to_numpy(x):

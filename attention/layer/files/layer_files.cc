@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "attention/layer/files/layer_settings.h"
 #include "base/invalid.h"
@@ -25,16 +28,19 @@ class TensorReader {
 
   bool Has(absl::string_view name) const { return file_.Find(NameOf(name)) != nullptr; }
 
-  std::optional<WeightTensor> Find(absl::string_view name) {
-    const SavedTensor* const tensor = file_.Find(NameOf(name));
+  std::optional<WeightTensor> Find(absl::string_view name) { return FindWhole(NameOf(name)); }
+
+  // Finds a tensor by its whole name, which may lie outside of the prefix.
+  std::optional<WeightTensor> FindWhole(const std::string& name) {
+    const SavedTensor* const tensor = file_.Find(name);
     if (tensor == nullptr) return std::nullopt;
     if (!tensor->dtype) {
-      status_.Update(Invalid("tensor ", NameOf(name), " has type ", tensor->type,
+      status_.Update(Invalid("tensor ", name, " has type ", tensor->type,
                              "; it must be F32, F16, BF16 or F64"));
       return std::nullopt;
     }
-    used_.insert(NameOf(name));
-    return WeightTensor{.name = NameOf(name),
+    used_.insert(name);
+    return WeightTensor{.name = name,
                         .dtype = *tensor->dtype,
                         .shape = tensor->shape,
                         .data = tensor->bytes.data()};
@@ -85,12 +91,19 @@ class TensorReader {
     return linear;
   }
 
+  // Takes a tensor that the layer has and does not use.
+  void Ignore(absl::string_view name) { ignored_.insert(NameOf(name)); }
+
   // Rejects tensors under the prefix that were not found, other than `harmless`.
-  void RejectOthers(absl::string_view naming, absl::string_view harmless) {
+  void RejectOthers(absl::string_view naming, absl::Span<const absl::string_view> harmless) {
     const auto& tensors = file_.tensors();
     for (auto it = tensors.lower_bound(prefix_);
          it != tensors.end() && absl::StartsWith(it->first, prefix_); ++it) {
-      if (used_.count(it->first) > 0 || it->first == NameOf(harmless)) continue;
+      const absl::string_view name = absl::string_view(it->first).substr(prefix_.size());
+      if (used_.count(it->first) > 0 || ignored_.count(it->first) > 0 ||
+          std::find(harmless.begin(), harmless.end(), name) != harmless.end()) {
+        continue;
+      }
       status_.Update(Invalid("tensor ", it->first, " is none of the naming ", naming,
                              "; a layer does not compute what it is for"));
     }
@@ -104,7 +117,7 @@ class TensorReader {
  private:
   const Safetensors& file_;
   const std::string prefix_;
-  std::set<std::string> used_;
+  std::set<std::string> used_, ignored_;
   absl::Status status_;
 };
 
@@ -182,9 +195,6 @@ void ReadLlama(TensorReader& reader, const LayerSettings&, LayerConfig&, LayerWe
   weights.q_norm = reader.Find("q_norm.weight");
   weights.k_norm = reader.Find("k_norm.weight");
   weights.sinks = reader.Find("sinks");
-  // Other models name their projections alike, and have norms, gates or weights besides. The
-  // frequencies follow from rope_theta.
-  reader.RejectOthers("llama", "rotary_emb.inv_freq");
 }
 
 void ReadBert(TensorReader& reader, const LayerSettings&, LayerConfig&, LayerWeights& weights) {
@@ -203,15 +213,39 @@ void ReadGpt2(TensorReader& reader, const LayerSettings& settings, LayerConfig& 
   config.is_causal = settings.is_causal.value_or(true);
 }
 
+constexpr absl::string_view kBiasTable = "relative_attention_bias.weight";
+
+// The whole name of the table that the block of a prefix uses. Block 0 of a stack has that of
+// "encoder.block.3.layer.0.SelfAttention.".
+std::string TableOf(TablePlace place, absl::string_view prefix) {
+  constexpr absl::string_view kBlock = "block.";
+  if (place == TablePlace::kEncoder) {
+    return absl::StrCat(prefix.substr(0, prefix.rfind("layer.")), kBiasTable);
+  }
+  const size_t block = prefix.find(kBlock);
+  const size_t end = prefix.find('.', block + kBlock.size());
+  if (place == TablePlace::kOwn || block == absl::string_view::npos ||
+      end == absl::string_view::npos) {
+    return absl::StrCat(prefix, kBiasTable);
+  }
+  return absl::StrCat(prefix.substr(0, block), kBlock, "0", prefix.substr(end), kBiasTable);
+}
+
 void ReadT5(TensorReader& reader, const LayerSettings& settings, LayerConfig& config,
             LayerWeights& weights) {
   weights.q = reader.TakeLinear("q");
   weights.k = reader.TakeLinear("k");
   weights.v = reader.TakeLinear("v");
   weights.o = reader.TakeLinear("o");
-  weights.relative_attention_bias = reader.Find("relative_attention_bias.weight");
+  const ModelType* const model = settings.choice.model;
+  if (model == nullptr) config.scale = settings.scale.value_or(1);
+  if (settings.is_cross_attention) return reader.Ignore(kBiasTable);  // old files have one
+  const std::string table = TableOf(model == nullptr ? TablePlace::kFirstBlock : model->bias_table,
+                                    settings.choice.prefix);
+  weights.relative_attention_bias = reader.FindWhole(table);
   if (weights.relative_attention_bias) config.max_distance = settings.max_distance;
-  config.scale = settings.scale.value_or(1);
+  if (model == nullptr || weights.relative_attention_bias) return;
+  reader.Update(Invalid("tensor ", table, " is missing; model_type ", model->name, " needs it"));
 }
 
 // Luong's W of the concatenated query and key.
@@ -268,45 +302,88 @@ struct Naming {
   absl::string_view name;
   // The naming fits if one of these exists.
   std::vector<absl::string_view> first_tensors;
+  // These may exist, too: what precedes or follows the layer, or follows from the settings.
+  std::vector<absl::string_view> harmless;
   void (*read)(TensorReader& reader, const LayerSettings& settings, LayerConfig& config,
                LayerWeights& weights);
 };
 
 absl::Span<const Naming> Namings() {
   static const auto* const namings = new std::vector<Naming>{
-      {"torch", {"in_proj_weight", "q_proj_weight"}, ReadTorch},
-      {"llama", {"q_proj.weight"}, ReadLlama},
-      {"bert", {"self.query.weight"}, ReadBert},
-      {"gpt2", {"c_attn.weight"}, ReadGpt2},
-      {"t5", {"q.weight"}, ReadT5},
-      {"plain", {"W_q", "W_q.weight", "W1", "W1.weight", "W", "W.weight"}, ReadPlain},
+      {"torch", {"in_proj_weight", "q_proj_weight"}, {}, ReadTorch},
+      {"llama", {"q_proj.weight"}, {"rotary_emb.inv_freq"}, ReadLlama},
+      {"bert",
+       {"self.query.weight"},
+       {"output.LayerNorm.weight", "output.LayerNorm.bias", "output.LayerNorm.gamma",
+        "output.LayerNorm.beta", "LayerNorm.weight", "LayerNorm.bias", "ln.weight", "ln.bias"},
+       ReadBert},
+      {"gpt2", {"c_attn.weight"}, {"bias", "masked_bias"}, ReadGpt2},
+      {"t5", {"q.weight"}, {}, ReadT5},
+      {"plain", {"W_q", "W_q.weight", "W1", "W1.weight", "W", "W.weight"}, {}, ReadPlain},
   };
   return *namings;
 }
 
 void AppendName(std::string* out, const Naming* naming) { absl::StrAppend(out, naming->name); }
 
-// Finds the naming that the settings give, or the only one that fits the tensors.
-absl::StatusOr<const Naming*> ChooseNaming(const LayerSettings& settings,
+// The prefixes under which a naming fits, in the order of the file. With a model only its naming
+// counts.
+std::vector<FoundLayer> FindLayersOf(const Safetensors& file, const ModelType* model) {
+  std::vector<FoundLayer> layers;
+  for (const auto& [name, tensor] : file.tensors()) {
+    for (const Naming& naming : Namings()) {
+      if (model != nullptr && model->naming != naming.name) continue;
+      for (const absl::string_view first : naming.first_tensors) {
+        absl::string_view prefix = name;
+        if (!absl::ConsumeSuffix(&prefix, first)) continue;
+        if (!prefix.empty() && prefix.back() != '.') continue;
+        layers.push_back({std::string(prefix), std::string(naming.name)});
+      }
+    }
+  }
+  return layers;
+}
+
+// ": 'h.0.attn.' (gpt2), ... and 10 more"
+std::string FoundText(const Safetensors& file, const ModelType* model) {
+  constexpr size_t kShown = 4;
+  std::vector<FoundLayer> layers = FindLayersOf(file, model);
+  if (layers.empty()) return "; no tensors of the file do";
+  const size_t more = layers.size() - std::min(layers.size(), kShown);
+  layers.resize(layers.size() - more);
+  return absl::StrCat("; these fit: ",
+                      absl::StrJoin(layers, ", ",
+                                    [](std::string* out, const FoundLayer& layer) {
+                                      absl::StrAppend(out, "'", layer.prefix, "' (", layer.naming,
+                                                      ")");
+                                    }),
+                      more > 0 ? absl::StrCat(" and ", more, " more") : "");
+}
+
+// Finds the naming that the settings or the model give, or the only one that fits the tensors.
+absl::StatusOr<const Naming*> ChooseNaming(const LayerChoice& choice, const Safetensors& file,
                                            const TensorReader& reader) {
   std::vector<const Naming*> fitting;
   for (const Naming& naming : Namings()) {
-    if (settings.naming == naming.name) return &naming;
+    if (choice.naming == naming.name) return &naming;
     const auto& first = naming.first_tensors;
+    if (choice.model != nullptr && choice.model->naming != naming.name) continue;
     if (std::any_of(first.begin(), first.end(), [&](auto name) { return reader.Has(name); })) {
       fitting.push_back(&naming);
     }
   }
-  if (!settings.naming.empty()) {
-    return Invalid(kConfigFile, ": rapt.naming is '", settings.naming.substr(0, 64),
+  if (!choice.naming.empty()) {
+    return Invalid(kConfigFile, ": rapt.naming is '", choice.naming.substr(0, 64),
                    "'; it must be one of ", NamingNames());
   }
   if (fitting.size() == 1) return fitting[0];
   if (fitting.empty()) {
-    return Invalid(kWeightsFile, ": no naming fits the tensors under the prefix '", settings.prefix,
-                   "'; rapt.prefix in ", kConfigFile, " must precede those of ", NamingNames());
+    return Invalid(kWeightsFile, ": no naming fits the tensors under the prefix '", choice.prefix,
+                   "'; rapt.prefix in ", kConfigFile, " must precede those of ",
+                   choice.model != nullptr ? choice.model->naming : NamingNames(),
+                   FoundText(file, choice.model));
   }
-  return Invalid(kWeightsFile, ": the tensors under the prefix '", settings.prefix, "' fit ",
+  return Invalid(kWeightsFile, ": the tensors under the prefix '", choice.prefix, "' fit ",
                  absl::StrJoin(fitting, " and ", AppendName), "; rapt.naming in ", kConfigFile,
                  " must choose one");
 }
@@ -340,6 +417,16 @@ void SetPlainHeads(const LayerWeights& weights, LayerConfig& config) {
   config.value_head_size = PerHead(values, kv_heads);
 }
 
+// The rows of the matrices tell the heads' sizes where the configuration does not.
+void SetModelHeads(const LayerWeights& weights, LayerConfig& config) {
+  if (!config.head_size && weights.q.matrix) {
+    config.head_size = PerHead(OutOf(weights.q), config.query_heads);
+  }
+  if (!config.kv_heads && config.head_size && weights.k.matrix) {
+    config.kv_heads = PerHead(OutOf(weights.k), *config.head_size);
+  }
+}
+
 absl::Status SetSizes(const LayerSettings& settings, bool is_plain, const LayerWeights& weights,
                       LayerConfig& config) {
   if (!settings.query_heads && !is_plain) {
@@ -358,7 +445,11 @@ absl::Status SetSizes(const LayerSettings& settings, bool is_plain, const LayerW
     config.key_embed_size = OutOf(weights.q);  // keys as they are
   }
   if (weights.v.matrix) config.value_embed_size = InOf(weights.v);
-  if (is_plain) SetPlainHeads(weights, config);
+  if (is_plain) {
+    SetPlainHeads(weights, config);
+  } else {
+    SetModelHeads(weights, config);
+  }
   return absl::OkStatus();
 }
 
@@ -393,25 +484,35 @@ std::string NamingNames() {
   });
 }
 
-absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors file) {
-  const absl::StatusOr<LayerSettings> settings = ParseLayerSettings(config);
+std::vector<FoundLayer> FindLayers(absl::string_view config, const Safetensors& file) {
+  const absl::StatusOr<LayerChoice> choice = ParseLayerChoice(config);
+  return FindLayersOf(file, choice.ok() ? choice->model : nullptr);
+}
+
+absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors file,
+                                          const std::optional<std::string>& prefix) {
+  absl::StatusOr<LayerChoice> choice = ParseLayerChoice(config);
+  if (!choice.ok()) return InFile(kConfigFile, choice.status());
+  if (prefix) choice->prefix = *prefix;
+  LayerFiles layer{.file = std::move(file), .prefix = choice->prefix};
+  TensorReader reader(layer.file, layer.prefix);
+  const absl::StatusOr<const Naming*> naming = ChooseNaming(*choice, layer.file, reader);
+  if (!naming.ok()) return naming.status();
+  layer.naming = std::string((*naming)->name);
+
+  absl::StatusOr<LayerSettings> settings = ParseLayerSettings(config, prefix);
   if (!settings.ok()) return InFile(kConfigFile, settings.status());
-  LayerFiles layer{.file = std::move(file)};
-  layer.prefix = settings->prefix;
   layer.config.is_causal = settings->is_causal.value_or(false);
   layer.config.scale = settings->scale;
   layer.config.pad_token_id = settings->pad_token_id;
   layer.config.positional_base = settings->positional_base;
   layer.config.sliding_window = settings->sliding_window;
   if (settings->norm_epsilon) layer.config.norm_epsilon = *settings->norm_epsilon;
-
-  TensorReader reader(layer.file, settings->prefix);
-  const absl::StatusOr<const Naming*> naming = ChooseNaming(*settings, reader);
-  if (!naming.ok()) return naming.status();
-  layer.naming = std::string((*naming)->name);
   (*naming)->read(reader, *settings, layer.config, layer.weights);
+  reader.RejectOthers(layer.naming, (*naming)->harmless);
   if (!reader.status().ok()) return InFile(kWeightsFile, reader.status());
   layer.tensors = reader.TakeUsed();
+  layer.unread = std::move(settings->unread);
   const bool is_plain = layer.naming == "plain";
   if (absl::Status status = SetSizes(*settings, is_plain, layer.weights, layer.config);
       !status.ok()) {
@@ -421,15 +522,30 @@ absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors 
   return layer;
 }
 
-absl::StatusOr<LayerFiles> ReadLayerFiles(const std::string& folder) {
-  const auto config = MappedFile::Open(absl::StrCat(folder, "/", kConfigFile));
-  if (config == nullptr) {
+absl::StatusOr<LayerFolder> OpenLayerFolder(const std::string& folder) {
+  std::error_code unknown;  // as without it
+  const std::filesystem::path path(folder);
+  if (!std::filesystem::is_directory(path, unknown)) {
+    const std::filesystem::path last = path.has_filename() ? path : path.parent_path();
     return absl::NotFoundError(
-        absl::StrCat(kConfigFile, ": the file can't be opened, is empty or is not a regular file"));
+        absl::StrCat("the folder '", last.filename().string(), "' does not exist"));
   }
-  absl::StatusOr<Safetensors> file = Safetensors::Open(absl::StrCat(folder, "/", kWeightsFile));
-  if (!file.ok()) return InFile(kWeightsFile, file.status());
-  return ReadLayerFiles({config->content().data(), config->content().size()}, *std::move(file));
+  const auto config = MappedFile::Open(path / kConfigFile);
+  if (config == nullptr) return InFile(kConfigFile, WhyUnreadable(path / kConfigFile));
+  LayerFolder opened{.config = std::string(config->content().substr(0, kMaxConfigBytes + 1))};
+  const bool is_sharded = !std::filesystem::exists(path / kWeightsFile, unknown) &&
+                          std::filesystem::exists(path / kWeightsIndexFile, unknown);
+  absl::StatusOr<Safetensors> file = is_sharded ? Safetensors::OpenShards(path / kWeightsIndexFile)
+                                                : Safetensors::Open(path / kWeightsFile);
+  if (!file.ok()) return InFile(is_sharded ? kWeightsIndexFile : kWeightsFile, file.status());
+  opened.file = *std::move(file);
+  return opened;
+}
+
+absl::StatusOr<LayerFiles> ReadLayerFiles(const std::string& folder) {
+  absl::StatusOr<LayerFolder> opened = OpenLayerFolder(folder);
+  if (!opened.ok()) return opened.status();
+  return ReadLayerFiles(opened->config, *std::move(opened->file));
 }
 
 absl::StatusOr<std::shared_ptr<const Layer>> MakeLayer(const LayerFiles& files, ThreadPool& pool) {

@@ -6,20 +6,27 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "attention/layer/files/model_types.h"
 #include "attention/problem.h"
 
 namespace rapt {
 
 inline constexpr size_t kMaxConfigBytes = 1 << 20;
 
-// Absent: the file does not say.
+// What says which tensors are the layer's.
+struct LayerChoice {
+  std::string prefix;                // of the names of the tensors
+  std::string naming;                // empty: by the tensors
+  const ModelType* model = nullptr;  // null: the settings say all
+};
+
+// Absent: neither the file nor the model says.
 struct LayerSettings {
-  std::string prefix;  // of the names of the tensors
-  std::string naming;  // empty: by the tensors
-  std::string model_type;
+  LayerChoice choice;
   std::optional<int64_t> embed_size;
   std::optional<int64_t> query_heads;
   std::optional<int64_t> kv_heads;
@@ -35,14 +42,22 @@ struct LayerSettings {
   std::optional<int64_t> max_distance;
   std::optional<int64_t> pad_token_id;
   std::optional<double> positional_base;
+  bool is_cross_attention = false;  // by the prefix
+  std::vector<std::string> unread;  // names of the file that say nothing of attention
 };
 
-// Reads the text of config.json. Returns InvalidArgument with the name, the value and what is
-// allowed: for a value of the wrong kind, an unknown name in "rapt", a name that is
-// given twice, different values of one setting, and for settings of Hugging
-// Face's models that change attention in a way that a layer does not compute. Ignores other names.
-// The numbers of rope_scaling are MakeLayer()'s to check.
-absl::StatusOr<LayerSettings> ParseLayerSettings(absl::string_view json);
+// Reads which tensors are the layer's. Errors as of ParseLayerSettings().
+absl::StatusOr<LayerChoice> ParseLayerChoice(absl::string_view json);
+
+// Reads the text of config.json, with another prefix if there is one. With a model_type of
+// ModelTypes(), what the file leaves out is as in the model's class, and other names are ignored.
+// Returns InvalidArgument with the name, the value and what is allowed: for text that is no JSON, a
+// value of the wrong kind, an unknown name in "rapt", different values of one setting, another
+// model_type unless rapt.naming is given, without one any name that may change attention, and
+// settings that change attention in a way that a layer does not compute. The numbers of
+// rope_scaling are MakeLayer()'s to check.
+absl::StatusOr<LayerSettings> ParseLayerSettings(
+    absl::string_view json, const std::optional<std::string>& prefix = std::nullopt);
 
 }  // namespace rapt
 

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
@@ -18,7 +21,10 @@ constexpr size_t kLengthBytes = 8;  // of the index, little-endian, at the start
 constexpr char kMetadata[] = "__metadata__";
 constexpr size_t kMaxNameBytes = 1024;
 
-// A type of the format, and the library's if it has one.
+constexpr size_t kMaxTypeBytes = 32;
+
+// A type of the format, and the library's if it has one. The format may get others, whose tensors
+// have any number of bytes.
 struct TypeInfo {
   absl::string_view name;
   int64_t bytes;
@@ -52,7 +58,7 @@ const TypeInfo* FindType(absl::string_view name) {
 // A tensor as the index describes it.
 struct Entry {
   std::string name;
-  const TypeInfo* type = nullptr;
+  std::string type;
   std::optional<Shape> shape = std::nullopt;
   std::optional<Shape> offsets = std::nullopt;  // [begin, end), from the end of the index
 };
@@ -89,11 +95,12 @@ class IndexReader final : public JsonHandler {
   bool string(string_t& value) override {
     if (place_ == Place::kMetadata) return true;
     if (place_ != Place::kTensor || key_ != "dtype") return Unexpected("a string");
-    Entry& entry = entries_.back();
-    entry.type = FindType(value);
-    if (entry.type == nullptr) {
-      return Fail("tensor ", name(), " has dtype '", value.substr(0, 32), "', which is unknown");
+    std::string& type = entries_.back().type;
+    if (value.empty() || value.size() > kMaxTypeBytes) {
+      return Fail("tensor ", name(), " has a dtype of ", value.size(), " bytes; it must have 1 to ",
+                  kMaxTypeBytes);
     }
+    type = std::move(value);
     return true;
   }
 
@@ -109,7 +116,7 @@ class IndexReader final : public JsonHandler {
     if (entries_.size() == Safetensors::kMaxTensors) {
       return Fail("there are more than ", Safetensors::kMaxTensors, " tensors");
     }
-    entries_.push_back({.name = key_});
+    entries_.emplace_back().name = key_;
     return true;
   }
 
@@ -121,7 +128,7 @@ class IndexReader final : public JsonHandler {
     const bool is_tensor = place_ == Place::kTensor;
     place_ = Place::kTensors;
     const Entry* const entry = is_tensor ? &entries_.back() : nullptr;
-    if (entry == nullptr || (entry->type != nullptr && entry->shape && entry->offsets)) return true;
+    if (entry == nullptr || (!entry->type.empty() && entry->shape && entry->offsets)) return true;
     return Fail("tensor ", name(), " needs dtype, shape and data_offsets");
   }
 
@@ -176,17 +183,118 @@ class IndexReader final : public JsonHandler {
   Shape* array_ = nullptr;
 };
 
+// Which shard has which tensor.
+struct WeightMap {
+  std::vector<std::string> shards;
+  std::vector<std::pair<std::string, size_t>> tensors;  // name, and which of `shards`
+};
+
+// Reads the index file of shards: an object whose weight_map has the shard of each tensor.
+class WeightMapReader final : public JsonHandler {
+ public:
+  absl::StatusOr<WeightMap> Read(absl::string_view json) {
+    if (!ReadStrictJson(json, *this)) return status_;
+    if (map_.tensors.empty()) return Invalid("weight_map is missing or empty");
+    return std::move(map_);
+  }
+
+ private:
+  bool null() override { return Other("null"); }
+  bool boolean(bool) override { return Other("a bool"); }
+  bool number_integer(number_integer_t) override { return Other("a number"); }
+  bool number_unsigned(number_unsigned_t) override { return Other("a number"); }
+  bool number_float(number_float_t, const string_t&) override { return Other("a number"); }
+
+  bool string(string_t& shard) override {
+    if (!in_map_) return Other("a string");
+    if (shard.empty() || shard.size() > kMaxShardBytes || shard[0] == '.' ||
+        absl::StrContains(shard, '/')) {
+      return Fail("tensor ", key_, " is in '", shard.substr(0, kMaxShardBytes),
+                  "'; it must be in a file of the same folder");
+    }
+    if (map_.tensors.size() == Safetensors::kMaxTensors) {
+      return Fail("weight_map has more than ", Safetensors::kMaxTensors, " tensors");
+    }
+    const auto known = std::find(map_.shards.begin(), map_.shards.end(), shard);
+    if (known == map_.shards.end()) {
+      if (map_.shards.size() == Safetensors::kMaxShards) {
+        return Fail("weight_map has more than ", Safetensors::kMaxShards, " shards");
+      }
+      map_.shards.push_back(std::move(shard));
+      map_.tensors.emplace_back(key_, map_.shards.size() - 1);
+    } else {
+      map_.tensors.emplace_back(key_, known - map_.shards.begin());
+    }
+    return true;
+  }
+
+  bool start_object(std::size_t) override {
+    if (in_map_) return Other("an object");
+    in_map_ = ++depth_ == 2 && key_ == kWeightMap;
+    return true;
+  }
+  bool end_object() override {
+    --depth_;
+    in_map_ = false;
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    if (!Other("an array")) return false;
+    ++depth_;
+    return true;
+  }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
+  bool key(string_t& name) override {
+    if (name.size() > kMaxNameBytes) {
+      return Fail("a name has ", name.size(), " bytes; at most ", kMaxNameBytes, " are allowed");
+    }
+    key_ = std::move(name);
+    return true;
+  }
+  void OnInvalid(absl::string_view why) override { Fail("invalid JSON: ", why); }
+
+  // A value that no tensor's shard is: an error in weight_map, and anything elsewhere.
+  bool Other(absl::string_view what) {
+    if (depth_ == 0) return Fail("the file is no object");
+    return !in_map_ || Fail("tensor ", key_, " is in ", what, "; it must be in a file");
+  }
+
+  template <typename... Parts>
+  bool Fail(const Parts&... parts) {
+    status_ = Invalid(parts...);
+    return false;
+  }
+
+  static constexpr char kWeightMap[] = "weight_map";
+  static constexpr size_t kMaxShardBytes = 255;
+
+  absl::Status status_;
+  WeightMap map_;
+  std::string key_;
+  int depth_ = 0;
+  bool in_map_ = false;  // the next value is of a member of weight_map
+};
+
+absl::Status InShard(const std::string& shard, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(shard, ": ", status.message()));
+}
+
 absl::Status CheckEntry(const Entry& entry, int64_t data_bytes) {
   const auto [begin, end] = std::pair((*entry.offsets)[0], (*entry.offsets)[1]);
   if (begin > end || end > data_bytes) {
     return Invalid("tensor ", entry.name, " has data_offsets ", ToString(*entry.offsets),
                    "; they must ascend within the ", data_bytes, " bytes of data");
   }
+  const TypeInfo* const type = FindType(entry.type);
+  if (type == nullptr) return absl::OkStatus();
   std::optional<int64_t> bytes = CheckedProduct(*entry.shape);
-  if (bytes) bytes = CheckedMul(*bytes, entry.type->bytes);
+  if (bytes) bytes = CheckedMul(*bytes, type->bytes);
   if (bytes == end - begin) return absl::OkStatus();
   return Invalid("tensor ", entry.name, " has ", end - begin, " bytes; its shape ",
-                 ToString(*entry.shape), " of ", entry.type->name, " needs ",
+                 ToString(*entry.shape), " of ", entry.type, " needs ",
                  bytes ? absl::StrCat(*bytes) : "more than 2^63");
 }
 
@@ -243,26 +351,75 @@ absl::StatusOr<Safetensors> Safetensors::Parse(absl::string_view content) {
   const auto* const bytes = reinterpret_cast<const std::byte*>(data.data());
   for (Entry& entry : *entries) {
     const auto [begin, end] = std::pair((*entry.offsets)[0], (*entry.offsets)[1]);
-    SavedTensor tensor{std::string(entry.type->name), entry.type->dtype, *std::move(entry.shape),
+    const TypeInfo* const type = FindType(entry.type);
+    SavedTensor tensor{std::move(entry.type), type == nullptr ? std::nullopt : type->dtype,
+                       *std::move(entry.shape),
                        absl::MakeConstSpan(bytes + begin, static_cast<size_t>(end - begin))};
-    tensors.emplace(entry.name, std::move(tensor));
+    tensors.emplace(std::move(entry.name), std::move(tensor));
   }
   return Safetensors(std::move(tensors));
 }
 
+absl::Status WhyUnreadable(const std::string& path) {
+  std::error_code unknown;  // as if it existed
+  return absl::NotFoundError(std::filesystem::status(path, unknown).type() ==
+                                     std::filesystem::file_type::not_found
+                                 ? "the file does not exist"
+                                 : "the file can't be opened, is empty or is not a regular file");
+}
+
 absl::StatusOr<Safetensors> Safetensors::Open(const std::string& path) {
   std::shared_ptr<const MappedFile> file = MappedFile::Open(path);
-  if (file == nullptr) {
-    return absl::NotFoundError("the file can't be opened, is empty or is not a regular file");
-  }
+  if (file == nullptr) return WhyUnreadable(path);
   absl::StatusOr<Safetensors> tensors = Parse({file->content().data(), file->content().size()});
-  if (tensors.ok()) tensors->file_ = std::move(file);
+  if (tensors.ok()) tensors->files_.push_back(std::move(file));
   return tensors;
 }
 
+absl::StatusOr<Safetensors> Safetensors::OpenShards(const std::string& index_path) {
+  const std::shared_ptr<const MappedFile> index = MappedFile::Open(index_path);
+  if (index == nullptr) return WhyUnreadable(index_path);
+  if (index->content().size() > kMaxIndexBytes) {
+    return Invalid("the file has ", index->content().size(), " bytes; at most ", kMaxIndexBytes,
+                   " are allowed");
+  }
+  const absl::StatusOr<WeightMap> map =
+      WeightMapReader().Read({index->content().data(), index->content().size()});
+  if (!map.ok()) return map.status();
+  Tensors tensors;
+  std::vector<std::shared_ptr<const MappedFile>> files;
+  for (const std::string& shard : map->shards) {
+    absl::StatusOr<Safetensors> opened =
+        Open(std::filesystem::path(index_path).replace_filename(shard));
+    if (!opened.ok()) return InShard(shard, opened.status());
+    files.push_back(std::move(opened->files_.front()));
+    for (const auto& [name, tensor] : opened->tensors()) {
+      if (tensors.size() == kMaxTensors) {
+        return Invalid("there are more than ", kMaxTensors, " tensors");
+      }
+      if (!tensors.emplace(name, tensor).second) {
+        return InShard(shard, Invalid("tensor ", name, " is in another shard, too"));
+      }
+    }
+  }
+  for (const auto& [name, shard] : map->tensors) {
+    if (tensors.count(name) == 0) {
+      return InShard(map->shards[shard], Invalid("tensor ", name, " of weight_map is missing"));
+    }
+  }
+  Safetensors all(std::move(tensors));
+  all.files_ = std::move(files);
+  return all;
+}
+
+bool Safetensors::unchanged() const {
+  return std::all_of(files_.begin(), files_.end(),
+                     [](const auto& file) { return file->unchanged(); });
+}
+
 const SavedTensor* Safetensors::Find(const std::string& name) const {
-  const auto tensor = tensors_.find(name);
-  return tensor == tensors_.end() ? nullptr : &tensor->second;
+  const auto tensor = tensors_->find(name);
+  return tensor == tensors_->end() ? nullptr : &tensor->second;
 }
 
 }  // namespace rapt

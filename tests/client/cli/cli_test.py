@@ -647,20 +647,21 @@ def test_layer_calls_that_fail(rapt, save, models):
         (["--query=x.npy", "--heads=2"], USAGE, "--model and --heads are mutually exclusive"),
         (["--query=x.npy", "--average"], USAGE, "--average needs --weights"),
         (["--query=x.npy", "--model=none"], CALL_FAILED, "unknown model 'none'"),
-        (["--query=x.npy", "--model=none", "--local"], CALL_FAILED, "config.json"),
+        (["--query=x.npy", "--model=none", "--local"], CALL_FAILED, "the folder 'none' does not exist"),
     ]:
         assert message in rapt(*call, *flags, code=code).stderr
 
 
 def test_layer_describes_parameters(rapt, models):
     text = rapt("layer", models / "bert_block", "--describe").stdout
-    assert "naming bert, embed size 32, 4 heads, pad token 0" in text
+    assert "naming bert, embed size 32, 4 heads, bidirectional, no rotary embedding, pad token 0" in text
     assert re.search(r"encoder.layer.0.attention.self.query.weight +F32 +\[32, 32\] +1024\n", text)
     assert re.search(r"total +4224\n", text)
     summary = rapt("layer", models / "bert_block").stdout
     assert "4224 parameters" in summary and "self.query" not in summary and text.startswith(summary)
     described = json.loads(rapt("layer", models / "llama_block", "--json").stdout)
     assert described["naming"] == "llama" and described["parameters"] == 3 * 32 * 32 + 16
+    assert described["causal"] and described["rotary"] and described["unread_settings"] == []
     assert all(tensor["used"] for tensor in described["tensors"])
 
 
@@ -669,8 +670,42 @@ def test_layer_names_what_is_wrong(rapt, models, tmp_path):
     tensors["out_proj.bias"] = tensors["out_proj.bias"][:3]
     make_layers.write_layer(tmp_path / "broken", config, tensors)
     assert "out_proj.bias" in rapt("layer", "broken", code=USAGE).stderr
-    assert "config.json" in rapt("layer", "absent", code=USAGE).stderr
+    assert "the folder 'absent' does not exist" in rapt("layer", "absent", code=USAGE).stderr
     assert "no folder given" in rapt("layer", code=USAGE).stderr
+
+
+def test_layer_lists_those_of_a_whole_model(rapt, tmp_path):
+    config, tensors = make_layers.layers()["llama_block"]
+    own = config.pop("rapt")
+    model = {name.replace("layers.0", f"layers.{n}"): tensor for n in range(3) for name, tensor in tensors.items()}
+    gate = {"model.layers.2.self_attn.gate.weight": tensors["model.layers.0.self_attn.q_proj.weight"]}
+    config |= {"model_type": "qwen3", "vocab_size": 7, "hidden_act": "silu"}
+    make_layers.write_layer(tmp_path / "whole", config, model | gate)
+    found = rapt("layer", "whole", "--describe").stdout.splitlines()
+    assert found == [
+        f"model.layers.{n}.self_attn.: naming llama, embed size 32, 4 heads, 2 of keys and values, causal, rope_theta 10000"
+        for n in range(2)
+    ] + [
+        "model.layers.2.self_attn.: naming llama, model.safetensors: tensor model.layers.2.self_attn.gate.weight is none of the "
+        "naming llama; a layer does not compute what it is for"
+    ]
+    error = rapt("layer", "whole", code=USAGE).stderr
+    assert "no naming fits" in error and "'model.layers.0.self_attn.' (llama), 'model.layers.1.self_attn.' (llama)" in error
+    text = rapt("layer", "whole", "--prefix", own["prefix"]).stdout
+    assert "settings that say nothing of attention: hidden_act, vocab_size\n" in text
+    assert "4 heads, 2 of keys and values, causal, rope_theta 10000" in text
+
+
+def test_layer_helps_with_the_models_of_the_document(rapt):
+    text = " ".join(rapt("layer", "--help").stdout.split())
+    document = (DOCS / "layers.md").read_text()
+    models = document.split("### Models\n")[1].split("| config.json |")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|`]+) \|$", models, re.MULTILINE)
+    assert [name for name, _ in rows] == ["bert", "gpt2", "llama", "t5"]
+    for naming, models in rows:
+        assert f"{naming}: {models};" in text
+    texts = re.search(r"in text_config of: ([^.]*)\.", text)[1]
+    assert f"the models {texts}," in " ".join(document.split())
 
 
 def test_lsh_refuses_what_does_not_fit(rapt, save):
@@ -1175,7 +1210,7 @@ def test_memory_of_a_layer(rapt, server, models):
     shown = rapt("memory", "--model=llama_block", "--address", server.grpc_address).stdout
     assert re.search(r"^ +length +inputs, Y +workspace +charged$", shown, re.MULTILINE)
     assert "only --batch, --seq and --dtype" in rapt("memory", "--model=a", "--heads=4", code=USAGE).stderr
-    assert "config.json" in rapt("memory", "--model=absent", code=USAGE).stderr
+    assert "the folder 'absent' does not exist" in rapt("memory", "--model=absent", code=USAGE).stderr
 
 
 def test_memory_shows_attention_in_linear_time(rapt, server):

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "attention/half.h"
 #include "tests/support/saved_tensors.h"
@@ -302,6 +303,252 @@ TEST_F(LayerFilesTest, APartOfAHeadThatCanNotBeRotatedIsNamed) {
   }
 }
 
+// --- Models -------------------------------------------------------------------------------------
+
+std::vector<TensorToSave> Named(const std::string& prefix, std::vector<const char*> names) {
+  std::vector<TensorToSave> tensors;
+  for (const char* name : names) tensors.push_back(Counting(absl::StrCat(prefix, name), {8, 8}));
+  return tensors;
+}
+std::vector<TensorToSave> T5(const std::string& prefix) {
+  return Named(prefix, {"q.weight", "k.weight", "v.weight", "o.weight"});
+}
+std::vector<TensorToSave> Bert(const std::string& prefix) {
+  return Named(
+      prefix, {"self.query.weight", "self.key.weight", "self.value.weight", "output.dense.weight"});
+}
+std::vector<TensorToSave> operator+(std::vector<TensorToSave> a,
+                                    const std::vector<TensorToSave>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+std::string ConfigOf(const std::string& settings, const std::string& prefix) {
+  return absl::StrCat(R"({"num_attention_heads": 2, )", settings, R"(, "rapt": {"prefix": ")",
+                      prefix, R"("}})");
+}
+
+// These have the tensors of a naming and compute something else.
+TEST_F(LayerFilesTest, RejectsModelsThatOnlyLookLikeANaming) {
+  const std::string block = "model.layers.1.self_attn.", encoder = "encoder.layer.1.attention.";
+  for (const char* model : {"llama4_text", "glm4v_text", "nemotron_h", "bamba", "recurrent_gemma",
+                            "grok-1", "dia", "blt", "cohere2", "gemma3_text", "nanochat"}) {
+    EXPECT_THAT(
+        MessageFor(
+            Llama(block),
+            ConfigOf(absl::StrCat(R"("rope_theta": 10000, "model_type": ")", model, "\""), block)),
+        HasSubstr(absl::StrCat("config.json: model_type is ", model, ", whose attention")));
+  }
+  for (const char* model : {"roformer", "longformer", "nezha", "layoutlmv3", "big_bird", "swin"}) {
+    EXPECT_THAT(MessageFor(Bert(encoder),
+                           ConfigOf(absl::StrCat(R"("model_type": ")", model, "\""), encoder)),
+                HasSubstr(absl::StrCat("config.json: model_type is ", model, ", whose attention")));
+  }
+}
+
+// Where a configuration without a model_type shows it.
+TEST_F(LayerFilesTest, RejectsSettingsThatOtherModelsHave) {
+  for (const char* setting :
+       {R"("rotary_dim": 4)", R"("rope_pct": 0.5)", R"("rotary_pct": 0.5)",
+        R"("attention_window_size": 2048)", R"("attention_window": [512])",
+        R"("attention_chunk_size": 8192)", R"("rope_scaling": {"partial_rotary_factors": 1})"}) {
+    MessageFor(Llama(""), ConfigOf(absl::StrCat(R"("rope_theta": 10000, )", setting), ""));
+  }
+}
+
+TEST_F(LayerFilesTest, LlamaIsCausalAndRotated) {
+  const LayerFiles layer =
+      Read(Llama("model.layers.1.self_attn."),
+           ConfigOf(R"("model_type": "llama", "vocab_size": 3)", "model.layers.1.self_attn."));
+  EXPECT_TRUE(layer.config.is_causal);
+  EXPECT_EQ(layer.config.rope_theta, 10'000);
+  EXPECT_THAT(layer.unread, ElementsAre("vocab_size"));
+}
+
+TEST_F(LayerFilesTest, BertAsADecoderIsCausal) {
+  const std::string self = "encoder.layer.1.attention.", cross = "encoder.layer.1.crossattention.";
+  constexpr char kDecoder[] = R"("model_type": "bert", "is_decoder": true)";
+  EXPECT_TRUE(Read(Bert(self), ConfigOf(kDecoder, self)).config.is_causal);
+  EXPECT_FALSE(Read(Bert(cross), ConfigOf(kDecoder, cross)).config.is_causal);
+  EXPECT_TRUE(Read(Bert(self), ConfigOf(R"("is_decoder": true)", self)).config.is_causal);
+}
+
+// Every block uses the table of the first one of its stack.
+TEST_F(LayerFilesTest, BlocksOfT5ShareTheTableOfTheFirst) {
+  const std::string self = ".layer.0.SelfAttention.", cross = ".layer.1.EncDecAttention.";
+  const std::string table = "relative_attention_bias.weight";
+  std::vector<TensorToSave> file = {
+      Counting("encoder.block.0" + self + table, {4, 2}, 100),
+      Counting("decoder.block.0" + self + table, {4, 2}, 200),
+      Counting("decoder.block.0" + cross + table, {4, 2}, 300),  // old files have it
+  };
+  std::vector<std::string> prefixes;
+  for (const char* block : {"0", "1"}) {
+    for (const char* stack : {"encoder.block.", "decoder.block."}) {
+      prefixes.push_back(absl::StrCat(stack, block, self));
+      file = file + T5(prefixes.back());
+    }
+    prefixes.push_back(absl::StrCat("decoder.block.", block, cross));
+    file = file + T5(prefixes.back());
+  }
+  for (const char* model : {R"("model_type": "t5")", R"("d_model": 8)"}) {
+    for (const std::string& prefix : prefixes) {
+      const LayerFiles layer = Read(file, ConfigOf(model, prefix));
+      EXPECT_EQ(layer.config.scale, 1);
+      const std::vector<double> values = ValuesOf(layer.weights.relative_attention_bias);
+      if (absl::StrContains(prefix, "EncDec")) {
+        EXPECT_TRUE(values.empty()) << prefix;
+      } else {
+        ASSERT_FALSE(values.empty()) << prefix;
+        EXPECT_EQ(values[0], absl::StartsWith(prefix, "encoder") ? 100 : 200) << prefix;
+      }
+    }
+  }
+  EXPECT_EQ(MessageFor(T5(prefixes[0]), ConfigOf(R"("model_type": "t5")", prefixes[0])),
+            "model.safetensors: tensor encoder.block.0.layer.0.SelfAttention." + table +
+                " is missing; model_type t5 needs it");
+  // UMT5's blocks have tables of their own.
+  EXPECT_EQ(MessageFor(file, ConfigOf(R"("model_type": "umt5")", "encoder.block.1" + self)),
+            "model.safetensors: tensor encoder.block.1.layer.0.SelfAttention." + table +
+                " is missing; model_type umt5 needs it");
+}
+
+TEST_F(LayerFilesTest, MpnetScalesAndUsesTheTableOfItsEncoder) {
+  const std::string prefix = "encoder.layer.1.attention.attn.";
+  const std::vector<TensorToSave> file =
+      T5(prefix) + Named(prefix, {}) +
+      std::vector<TensorToSave>{Counting(prefix + "q.bias", {8}),
+                                Counting("encoder.relative_attention_bias.weight", {4, 2}, 100)};
+  const LayerFiles layer = Read(file, ConfigOf(R"("model_type": "mpnet")", prefix));
+  EXPECT_EQ(layer.config.scale, std::nullopt);
+  EXPECT_FALSE(layer.config.is_causal);
+  EXPECT_EQ(ValuesOf(layer.weights.relative_attention_bias)[0], 100);
+}
+
+// Swin has a table under the prefix, Longformer a second query, RoFormer and Nezha positions.
+TEST_F(LayerFilesTest, RejectsTensorsThatANamingDoesNotKnow) {
+  const auto with = [](std::vector<TensorToSave> tensors, const char* name) {
+    return std::move(tensors) + std::vector<TensorToSave>{Counting(name, {8})};
+  };
+  const struct {
+    const char* naming;
+    std::vector<TensorToSave> tensors;
+  } kCases[] = {
+      {"torch", with(Torch(), "gate")},
+      {"bert", with(Bert(""), "self.query_global.weight")},
+      {"bert", with(Bert(""), "self.relative_position_bias_table")},
+      {"bert", with(Bert(""), "self.distance_embedding.weight")},
+      {"gpt2",
+       {Counting("c_attn.weight", {8, 24}), Counting("c_proj.weight", {8, 8}),
+        Counting("q_attn.weight", {8, 8})}},
+      {"t5", with(T5(""), "global_relative_attention_bias.weight")},
+      {"plain", with(Named("", {"W_q", "W_k", "W_v"}), "gate")},
+      {"llama", with(Llama(""), "gate_proj.weight")},
+  };
+  for (const auto& [naming, tensors] : kCases) {
+    EXPECT_EQ(
+        MessageFor(tensors, R"({"num_attention_heads": 2})"),
+        absl::StrCat("model.safetensors: tensor ", tensors.back().name, " is none of the naming ",
+                     naming, "; a layer does not compute what it is for"));
+  }
+  // GPT-2's old files have its mask, BERT's a norm that follows.
+  Read({Counting("c_attn.weight", {8, 24}), Counting("c_proj.weight", {8, 8}),
+        Counting("bias", {1, 1, 4, 4}), Counting("masked_bias", {})},
+       R"({"num_attention_heads": 2})");
+}
+
+TEST_F(LayerFilesTest, TheRowsTellTheHeads) {
+  std::vector<TensorToSave> tensors = {
+      Counting("q_proj.weight", {12, 8}), Counting("k_proj.weight", {6, 8}),
+      Counting("v_proj.weight", {6, 8}), Counting("o_proj.weight", {8, 12})};
+  const LayerFiles layer = Read(tensors, R"({"num_attention_heads": 4})");
+  EXPECT_EQ(layer.config.head_size, 3);
+  EXPECT_EQ(layer.config.kv_heads, 2);
+  EXPECT_TRUE(LayerBytes(layer.config, layer.weights).ok());
+}
+
+TEST_F(LayerFilesTest, AWholeModelNamesItsLayers) {
+  std::vector<TensorToSave> file = {Counting("model.embed_tokens.weight", {3, 8})};
+  for (int n = 0; n < 6; ++n) file = file + Llama(absl::StrCat("model.layers.", n, ".self_attn."));
+  constexpr char kConfig[] = R"({"model_type": "qwen2", "num_attention_heads": 2,
+                                 "max_window_layers": 3, "use_sliding_window": true,
+                                 "sliding_window": 4})";
+  EXPECT_EQ(MessageFor(file, kConfig),
+            "model.safetensors: no naming fits the tensors under the prefix ''; rapt.prefix in "
+            "config.json must precede those of llama; these fit: 'model.layers.0.self_attn.' "
+            "(llama), 'model.layers.1.self_attn.' (llama), 'model.layers.2.self_attn.' (llama), "
+            "'model.layers.3.self_attn.' (llama) and 2 more");
+  const std::string bytes = SaveTensors(file);
+  const Safetensors tensors = Safetensors::Parse(bytes).value();
+  const std::vector<FoundLayer> layers = FindLayers(kConfig, tensors);
+  ASSERT_EQ(layers.size(), 6);
+  for (int n = 0; n < 6; ++n) {
+    const auto layer = ReadLayerFiles(kConfig, tensors, layers[n].prefix);
+    ASSERT_TRUE(layer.ok()) << layer.status();
+    EXPECT_EQ(layer->prefix, absl::StrCat("model.layers.", n, ".self_attn."));
+    EXPECT_EQ(layer->config.sliding_window.has_value(), n >= 3);
+  }
+  EXPECT_THAT(MessageFor({Counting("a", {1})}, "{}"), HasSubstr("; no tensors of the file do"));
+}
+
+TEST_F(LayerFilesTest, ATensorOfAnotherTypeMayNotBeUsed) {
+  const std::string file = SafetensorsFile(
+      R"({"q_proj.weight":{"dtype":"F8_E4M3","shape":[1,1],"data_offsets":[0,1]}})", "x");
+  const auto layer = ReadLayerFiles(R"({"num_attention_heads": 1})", *Safetensors::Parse(file));
+  EXPECT_THAT(std::string(layer.status().message()),
+              HasSubstr("tensor q_proj.weight has type F8_E4M3; it must be F32, F16, BF16 or F64"));
+}
+
+// --- Folders ------------------------------------------------------------------------------------
+
+class LayerFolderTest : public ::testing::Test {
+ protected:
+  ~LayerFolderTest() override { std::filesystem::remove_all(folder_); }
+
+  void Write(const std::string& name, const std::string& content) {
+    std::ofstream(folder_ / name) << content;
+  }
+  absl::StatusOr<LayerFiles> Read() { return ReadLayerFiles(folder_.string()); }
+
+ private:
+  const std::filesystem::path folder_ = [] {
+    std::filesystem::path folder =
+        testing::TempDir() + "layer_folder_test." + std::to_string(getpid());
+    std::filesystem::create_directories(folder);
+    return folder;
+  }();
+};
+
+TEST_F(LayerFolderTest, ReadsShards) {
+  std::vector<TensorToSave> tensors = Torch();
+  Write("1.safetensors", SaveTensors({tensors[0], tensors[1]}));
+  Write("2.safetensors", SaveTensors({tensors[2], tensors[3]}));
+  Write(kConfigFile, kTwoHeads);
+  Write(kWeightsIndexFile, R"({"weight_map": {"in_proj_weight": "1.safetensors",
+      "in_proj_bias": "1.safetensors", "out_proj.weight": "2.safetensors",
+      "out_proj.bias": "2.safetensors"}})");
+  const auto layer = Read();
+  ASSERT_TRUE(layer.ok()) << layer.status();
+  EXPECT_THAT(ValuesOf(layer->weights.o.matrix), ElementsAre(40, 41, 42, 43));
+  ThreadPool pool(1);
+  EXPECT_TRUE(MakeLayer(*layer, pool).ok());
+}
+
+TEST_F(LayerFolderTest, WhatIsMissingIsNamed) {
+  const auto message = [&] { return std::string(Read().status().message()); };
+  EXPECT_EQ(message(), "config.json: the file does not exist");
+  Write(kConfigFile, kTwoHeads);
+  EXPECT_EQ(message(), "model.safetensors: the file does not exist");
+  Write(kWeightsIndexFile, R"({"weight_map": {"a": "model-00001-of-00002.safetensors"}})");
+  EXPECT_EQ(message(),
+            "model.safetensors.index.json: model-00001-of-00002.safetensors: the file does not "
+            "exist");
+  EXPECT_EQ(Read().status().code(), absl::StatusCode::kNotFound);
+  Write(kWeightsFile, "");
+  EXPECT_EQ(message(),
+            "model.safetensors: the file can't be opened, is empty or is not a regular file");
+}
+
 TEST_F(LayerFilesTest, WeightsThatAreCutOffMeanwhileAreAnError) {
   const std::filesystem::path folder =
       testing::TempDir() + "layer_files_test." + std::to_string(getpid());
@@ -325,7 +572,7 @@ TEST_F(LayerFilesTest, WeightsThatAreCutOffMeanwhileAreAnError) {
 TEST_F(LayerFilesTest, AFolderWithoutFilesIsNotFound) {
   const auto layer = ReadLayerFiles("/nonexistent");
   EXPECT_EQ(layer.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(layer.status().message()), HasSubstr("config.json"));
+  EXPECT_EQ(layer.status().message(), "the folder 'nonexistent' does not exist");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "attention/layer/files/model_types.h"
 
 namespace rapt::test {
 namespace {
@@ -23,7 +24,7 @@ std::string MessageFor(absl::string_view json) {
 
 TEST(LayerSettingsTest, ReadsTheNamesOfLlama) {
   const auto settings = ParseLayerSettings(R"({
-    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "model_type": "nemotron", "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
     "head_dim": 16, "rope_theta": 500000.0, "rope_scaling": null, "rms_norm_eps": 1e-5,
     "partial_rotary_factor": 0.5, "sliding_window": null, "pad_token_id": null,
     "rapt": {"prefix": "model.layers.0.self_attn.", "naming": "llama", "is_causal": true,
@@ -36,8 +37,8 @@ TEST(LayerSettingsTest, ReadsTheNamesOfLlama) {
   EXPECT_EQ(settings->rope_theta, 500000);
   EXPECT_EQ(settings->rotary_factor, 0.5);
   EXPECT_EQ(settings->norm_epsilon, 1e-5);
-  EXPECT_EQ(settings->prefix, "model.layers.0.self_attn.");
-  EXPECT_EQ(settings->naming, "llama");
+  EXPECT_EQ(settings->choice.prefix, "model.layers.0.self_attn.");
+  EXPECT_EQ(settings->choice.naming, "llama");
   EXPECT_EQ(settings->is_causal, true);
   EXPECT_EQ(settings->scale, 0.5);
   EXPECT_EQ(settings->pad_token_id, 3);
@@ -102,8 +103,6 @@ TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
   MessageFor(R"({"query_pre_attn_scalar": 256})");
   MessageFor(R"({"scale_attn_weights": false})");
   MessageFor(R"({"key_multiplier": 0.5})");
-  EXPECT_THAT(MessageFor(R"({"model_type": "nanochat"})"),
-              HasSubstr(R"(model_type is "nanochat"; it must be another)"));
   EXPECT_TRUE(ParseLayerSettings(R"({"key_multiplier": 1.0})").ok());
   MessageFor(R"({"scale_attn_by_inverse_layer_idx": true})");
   EXPECT_THAT(MessageFor(R"({"clip_qkv": 8.0})"), HasSubstr("clip_qkv is 8.0; it must be null"));
@@ -269,10 +268,9 @@ TEST(LayerSettingsTest, RejectsWindowsThatAreNotThoseOfALayer) {
   EXPECT_EQ(message(R"("layer_types": ["sliding_attention"], "use_sliding_window": false)"),
             "use_sliding_window is false; it must be true, because the layer's type is "
             "sliding_attention");
-  EXPECT_THAT(message(R"("sliding_window": 8, "model_type": "cohere2")"),
-              HasSubstr("model_type is cohere2; with sliding_window it must be absent or one of "
-                        "gpt_oss, mistral"));
-  EXPECT_THAT(message(R"("sliding_window": 8, "model_type": "gpt_oss")"),
+  EXPECT_EQ(message(R"("sliding_window": 8, "model_type": "llama")"),
+            "sliding_window is 8; model_type llama has no window");
+  EXPECT_THAT(message(R"("sliding_window": 8, "model_type": "dots1")"),
               HasSubstr("layer_types is missing; sliding_window of this model_type needs it"));
   EXPECT_EQ(message(R"("sliding_window": 8, "max_window_layers": -1)"),
             "max_window_layers is -1; it must be at least 0");
@@ -293,7 +291,7 @@ TEST(LayerSettingsTest, RotatesNeighboursAsTheModelDoes) {
   for (const char* model : {"cohere", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"}) {
     EXPECT_TRUE(interleaved(absl::StrCat(R"({"model_type": ")", model, R"("})"))) << model;
   }
-  EXPECT_FALSE(interleaved(R"({"model_type": "glm4_moe"})"));
+  EXPECT_FALSE(interleaved(R"({"model_type": "llama"})"));
   EXPECT_FALSE(interleaved(R"({"model_type": "glm", "rapt": {"interleaved": false}})"));
 }
 
@@ -316,7 +314,7 @@ TEST(LayerSettingsTest, RejectsContradictions) {
               HasSubstr("rope_theta is given twice"));
   EXPECT_THAT(MessageFor(R"({"rapt": {"scale": 1, "scale": 2}})"),
               HasSubstr("scale is given twice"));
-  EXPECT_TRUE(ParseLayerSettings(R"({"a": [{"n": 1}, {"n": 2}], "b": {"n": 3}})").ok());
+  EXPECT_TRUE(ParseLayerSettings(R"({"model_type": "llama", "a": [{"n": 1}, {"n": 2}]})").ok());
 }
 
 TEST(LayerSettingsTest, ErrorsTellTheirPlace) {
@@ -330,9 +328,11 @@ TEST(LayerSettingsTest, ErrorsTellTheirPlace) {
 // transformers writes time_step_limit of Mamba and others as Python does.
 TEST(LayerSettingsTest, ReadsInfinityWhereItDoesNotMatter) {
   const auto settings = ParseLayerSettings(
-      R"({"time_step_limit": [0.0, Infinity], "x": -Infinity, "y": NaN, "hidden_size": 64})");
+      R"({"model_type": "llama", "time_step_limit": [0.0, Infinity], "x": -Infinity, "y": NaN,
+          "hidden_size": 64})");
   ASSERT_TRUE(settings.ok()) << settings.status();
   EXPECT_EQ(settings->embed_size, 64);
+  EXPECT_THAT(settings->unread, ::testing::ElementsAre("time_step_limit", "x", "y"));
   EXPECT_THAT(MessageFor(R"({"rope_theta": Infinity})"),
               HasSubstr("rope_theta is inf; it must be finite"));
   EXPECT_THAT(MessageFor(R"({"rope_theta": NaN})"), HasSubstr("rope_theta is nan"));
@@ -368,6 +368,135 @@ TEST(LayerSettingsTest, RejectsUnknownNamesAndWrongValues) {
   EXPECT_THAT(MessageFor(R"({"hidden_size": {"a": 1}})"), HasSubstr("hidden_size is an object;"));
   EXPECT_THAT(MessageFor(R"({"hidden_size": [1]})"), HasSubstr("hidden_size is an array;"));
   MessageFor(absl::StrCat("{}", std::string(kMaxConfigBytes, ' ')));
+}
+
+// The settings that a model leaves to its class, with the names that every file has.
+LayerSettings SettingsOf(absl::string_view model_type, absl::string_view more = "",
+                         absl::string_view prefix = "model.layers.1.self_attn.") {
+  const auto settings = ParseLayerSettings(
+      absl::StrCat(R"({"architectures": ["X"], "vocab_size": 9, "model_type": ")", model_type, "\"",
+                   more, R"(, "rapt": {"prefix": ")", prefix, R"("}})"));
+  EXPECT_TRUE(settings.ok()) << model_type << settings.status();
+  return settings.value_or(LayerSettings());
+}
+
+TEST(LayerSettingsTest, AModelSaysWhatItsFileLeavesOut) {
+  EXPECT_EQ(SettingsOf("llama").rope_theta, 10'000);
+  EXPECT_EQ(SettingsOf("llama").is_causal, true);
+  EXPECT_EQ(SettingsOf("llama", R"(, "is_causal": false)").is_causal, false);
+  EXPECT_EQ(SettingsOf("llama", R"(, "rope_theta": 500000.0)").rope_theta, 500'000);
+  EXPECT_EQ(SettingsOf("eurobert").is_causal, false);
+  EXPECT_EQ(SettingsOf("glm").rotary_factor, 0.5);
+  EXPECT_EQ(SettingsOf("mistral").sliding_window, 4096);
+  EXPECT_EQ(SettingsOf("mistral", R"(, "sliding_window": null)").sliding_window, std::nullopt);
+  EXPECT_EQ(SettingsOf("granite").scale, 1);
+  EXPECT_EQ(SettingsOf("bert").is_causal, false);
+  EXPECT_EQ(SettingsOf("bert").rope_theta, std::nullopt);
+  EXPECT_EQ(SettingsOf("bert", R"(, "is_decoder": true)").is_causal, true);
+  EXPECT_EQ(
+      SettingsOf("bert", R"(, "is_decoder": true)", "encoder.layer.0.crossattention.").is_causal,
+      false);
+  EXPECT_EQ(SettingsOf("t5", "", "decoder.block.1.layer.0.SelfAttention.").is_causal, true);
+  EXPECT_EQ(SettingsOf("t5", "", "decoder.block.1.layer.1.EncDecAttention.").is_causal, false);
+  EXPECT_EQ(SettingsOf("t5", "", "encoder.block.1.layer.0.SelfAttention.").is_causal, false);
+  EXPECT_THAT(MessageFor(R"({"model_type": "t5"})"),
+              HasSubstr("rapt.prefix is ''; of model_type t5 it must have encoder or decoder"));
+}
+
+TEST(LayerSettingsTest, EveryModelOfTheTableIsRead) {
+  for (const ModelType& model : ModelTypes()) {
+    const LayerSettings settings = SettingsOf(
+        model.name,
+        R"(, "rope_parameters": null, "rope_scaling": {"rope_type": "default"}, "no_rope_layers": [1], "sliding_window": null)",
+        "encoder.block.1.");
+    EXPECT_EQ(settings.choice.model, &model) << model.name;
+    EXPECT_EQ(settings.rope_theta.has_value(), model.rope_theta && !model.rope_by_type)
+        << model.name;
+    EXPECT_THAT(settings.unread, ::testing::ElementsAre("vocab_size")) << model.name;
+  }
+}
+
+TEST(LayerSettingsTest, RejectsModelsThatItDoesNotKnow) {
+  EXPECT_EQ(
+      MessageFor(R"({"model_type": "llama4_text"})"),
+      "model_type is llama4_text, whose attention a layer is not known to compute; rapt layer "
+      "--help lists the models that are, and rapt.naming takes the file as a naming");
+  EXPECT_EQ(MessageFor(R"({"architectures": ["LlamaForCausalLM"]})"),
+            "model_type is missing; it must say what architectures computes");
+  EXPECT_THAT(MessageFor(R"({"model_type": "llama", "auto_map": {"AutoModel": "a.B"}})"),
+              HasSubstr("auto_map says that the model has code of its own"));
+  EXPECT_EQ(MessageFor(R"({"model_type": "bert", "rope_theta": 10000})"),
+            "rope_theta is 10000; model_type bert has no rotary embedding");
+  EXPECT_EQ(MessageFor(R"({"model_type": "llama", "partial_rotary_factor": 0.5})"),
+            "partial_rotary_factor is 0.5; model_type llama rotates whole heads");
+  EXPECT_EQ(MessageFor(R"({"model_type": "gpt_oss", "rope_theta": 150000})"),
+            "rope_parameters is missing; model_type gpt_oss needs it");
+  EXPECT_THAT(MessageFor(R"({"model_type": "smollm3"})"),
+              HasSubstr("no_rope_layers is absent; it"));
+}
+
+// The user's word decides how an unknown model is computed; what may change that is an error still.
+TEST(LayerSettingsTest, ANamingTakesAnUnknownModel) {
+  const auto parse = [](absl::string_view more) {
+    return ParseLayerSettings(absl::StrCat(R"({"model_type": "new", "vocab_size": 9, )", more,
+                                           R"("rapt": {"naming": "llama"}})"));
+  };
+  EXPECT_EQ(parse("")->choice.model, nullptr);
+  EXPECT_EQ(parse("")->is_causal, std::nullopt);
+  EXPECT_EQ(parse(R"("architectures": ["NewForCausalLM"], )")->is_causal, true);
+  EXPECT_EQ(parse(R"("is_decoder": true, )")->is_causal, true);
+  EXPECT_THAT(std::string(parse(R"("new_gate": true, )").status().message()),
+              HasSubstr("new_gate is unknown and may change attention"));
+}
+
+TEST(LayerSettingsTest, WithoutAModelEverySettingIsKnown) {
+  for (const char* more : {R"("rotary_dim": 16)", R"("rope_pct": 0.25)", R"("rotary_pct": 0.25)",
+                           R"("attention_window": [512])", R"("attention_window_size": 2048)",
+                           R"("use_qk_norm": true)", R"("window_of_mine": 3)",
+                           R"("rope_scaling": {"rope_type": "default", "mine": 3})",
+                           R"("position_embedding_type": "rope")"}) {
+    MessageFor(absl::StrCat(R"({"num_attention_heads": 2, )", more, "}"));
+  }
+  const auto settings = ParseLayerSettings(
+      R"({"num_attention_heads": 2, "hidden_act": "gelu", "vocab_size": 9, "torch_dtype": "x"})");
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_THAT(settings->unread, ::testing::ElementsAre("hidden_act", "torch_dtype", "vocab_size"));
+}
+
+TEST(LayerSettingsTest, ReadsGranite4AndTheTextOfQwen2Vl) {
+  const char* const types = R"(, "layer_types": ["mamba", "attention"])";
+  const auto granite = [&](absl::string_view more) {
+    return SettingsOf("granitemoehybrid", absl::StrCat(types, R"(, "rope_theta": 10000)", more));
+  };
+  EXPECT_EQ(granite(R"(, "position_embedding_type": "rope")").rope_theta, 10'000);
+  EXPECT_EQ(granite(R"(, "position_embedding_type": "nope")").rope_theta, std::nullopt);
+  EXPECT_EQ(granite("").rope_theta, std::nullopt);
+  const char* const mrope =
+      R"(, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vision_config": {})";
+  EXPECT_EQ(SettingsOf("qwen2_vl", mrope).rope_theta, 1'000'000);
+  EXPECT_EQ(SettingsOf("qwen2_vl", mrope).rope_scaling.has_value(), false);
+}
+
+TEST(LayerSettingsTest, ReadsTheTextModelOfAPictureModel) {
+  const auto config = [](const char* model_type, const char* prefix) {
+    return absl::StrCat(R"({"model_type": ")", model_type, R"(", "image_token_index": 3,
+        "text_config": {"model_type": "mistral", "sliding_window": 7, "num_attention_heads": 8,
+        "vocab_size": 3}, "vision_config": {"num_attention_heads": 3}, "rapt": {"prefix": ")",
+                        prefix, R"("}})");
+  };
+  const auto settings =
+      ParseLayerSettings(config("llava", "language_model.model.layers.1.self_attn."));
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->query_heads, 8);
+  EXPECT_EQ(settings->sliding_window, 7);
+  EXPECT_THAT(settings->unread, ::testing::ElementsAre("text_config.vocab_size",
+                                                       "image_token_index", "vision_config"));
+  EXPECT_THAT(
+      MessageFor(config("llava", "vision_tower.transformer.layers.1.attention.")),
+      HasSubstr("with text_config it must have language_model, or begin with model.layers."));
+  // PaliGemma's text sees its pictures in both directions.
+  EXPECT_THAT(MessageFor(config("paligemma", "language_model.model.layers.1.self_attn.")),
+              HasSubstr("model_type is paligemma, whose attention"));
 }
 
 }  // namespace

@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 
@@ -65,6 +68,25 @@ TEST(SafetensorsTest, ReadsEveryTypeScalarsEmptyTensorsAndMetadata) {
   EXPECT_EQ(tensors->Find("i")->type, "I64");
 }
 
+// Types that the format has or gets say nothing of how many bytes a tensor must have.
+TEST(SafetensorsTest, TensorsOfOtherTypesAreBytes) {
+  int64_t end = 0;
+  std::string index = "{";
+  for (const char* type :
+       {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "F6_E2M3", "F6_E3M2", "C64", "F31", "NEW"}) {
+    absl::StrAppend(&index, end == 0 ? "" : ",", "\"", type, R"(":{"dtype":")", type,
+                    R"(","shape":[2,3],"data_offsets":[)", end, ",", end + 3, "]}");
+    end += 3;
+  }
+  const std::string file = SafetensorsFile(index + "}", std::string(end, 'x'));
+  const auto tensors = Safetensors::Parse(file);
+  ASSERT_TRUE(tensors.ok()) << tensors.status();
+  EXPECT_EQ(tensors->tensors().size(), 9);
+  EXPECT_EQ(tensors->Find("F4")->dtype, std::nullopt);
+  EXPECT_EQ(tensors->Find("C64")->type, "C64");
+  EXPECT_EQ(tensors->Find("NEW")->bytes.size(), 3);
+}
+
 TEST(SafetensorsTest, TensorsMayBeInAnyOrder) {
   const auto tensors = Safetensors::Parse(SafetensorsFile(
       absl::StrCat("{", Entry("late", 1, 4, 8), ",", Entry("early", 1, 0, 4), "}"), "12345678"));
@@ -117,7 +139,8 @@ TEST(SafetensorsTest, RejectsWhatIsNoIndex) {
         R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0]}})",
         R"({"w":{"dtype":"F32","shape":[0],"shape":[0],"data_offsets":[0,0]}})",
         R"({"w":{"dtype":"F32","dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
-        R"({"w":{"dtype":"F31","shape":[0],"data_offsets":[0,0]}})",
+        R"({"w":{"dtype":"","shape":[0],"data_offsets":[0,0]}})",
+        R"({"w":{"dtype":"TYPE_OF_A_NAME_LONGER_THAN_32_BYTES","shape":[0],"data_offsets":[0,0]}})",
         R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0],"more":[1]}})",
         R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}} {})",
         R"({"__metadata__":{"a":{}}})",
@@ -177,6 +200,86 @@ TEST(SafetensorsTest, DamagedFilesAreReadWithinTheirBytesOrRejected) {
     }
   }
   EXPECT_GT(accepted, 0);
+}
+
+// Shards in a folder of their own.
+class ShardsTest : public ::testing::Test {
+ protected:
+  ~ShardsTest() override { std::filesystem::remove_all(folder_); }
+
+  void Write(const std::string& name, const std::string& content) {
+    std::ofstream(folder_ / name) << content;
+  }
+  absl::StatusOr<Safetensors> Open(const std::string& index) {
+    Write("index.json", index);
+    return Safetensors::OpenShards(folder_ / "index.json");
+  }
+  std::string MessageFor(const std::string& index,
+                         absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+    const absl::Status status = Open(index).status();
+    EXPECT_EQ(status.code(), code) << index << status;
+    return std::string(status.message());
+  }
+
+ private:
+  const std::filesystem::path folder_ = [] {
+    std::filesystem::path folder = testing::TempDir() + "shards_test." + std::to_string(getpid());
+    std::filesystem::create_directories(folder);
+    return folder;
+  }();
+};
+
+TEST_F(ShardsTest, AreReadTogether) {
+  Write("1.safetensors", SaveTensors({{"a", {1}, {7}}}));
+  Write("2.safetensors", SaveTensors({{"b", {1}, {8}}, {"c", {1}, {9}}}));
+  const auto tensors = Open(R"({"metadata": {"total_size": 12, "other": [{"weight_map": 1}]},
+      "weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "2.safetensors"}})");
+  ASSERT_TRUE(tensors.ok()) << tensors.status();
+  EXPECT_EQ(tensors->tensors().size(), 3);
+  float c = 0;
+  std::memcpy(&c, tensors->Find("c")->bytes.data(), sizeof(c));
+  EXPECT_EQ(c, 9);
+  EXPECT_TRUE(tensors->unchanged());
+  Write("2.safetensors", "cut");
+  EXPECT_FALSE(tensors->unchanged());
+}
+
+TEST_F(ShardsTest, WhatIsWrongIsNamed) {
+  Write("1.safetensors", SaveTensors({{"a", {1}, {7}}}));
+  Write("2.safetensors", SaveTensors({{"a", {1}, {7}}, {"b", {1}, {8}}}));
+  Write("bad.safetensors", "1234567");
+  EXPECT_EQ(MessageFor(R"({"weight_map": {"a": "3.safetensors"}})", absl::StatusCode::kNotFound),
+            "3.safetensors: the file does not exist");
+  EXPECT_THAT(MessageFor(R"({"weight_map": {"a": "bad.safetensors"}})"),
+              HasSubstr("bad.safetensors: the file has 7 bytes"));
+  EXPECT_EQ(MessageFor(R"({"weight_map": {"z": "1.safetensors"}})"),
+            "1.safetensors: tensor z of weight_map is missing");
+  EXPECT_EQ(MessageFor(R"({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})"),
+            "2.safetensors: tensor a is in another shard, too");
+  for (const char* shard : {"../1.safetensors", "/etc/passwd", "", "..", ".hidden"}) {
+    EXPECT_THAT(MessageFor(absl::StrCat(R"({"weight_map": {"a": ")", shard, "\"}}")),
+                HasSubstr("it must be in a file of the same folder"));
+  }
+  for (const char* index : {"{}", "[]", "3", "{", R"({"weight_map": {}})", R"({"weight_map": []})",
+                            R"({"weight_map": {"a": 1}})", R"({"weight_map": {"a": ["1"]}})",
+                            R"({"weight_map": {"a": {}}})", R"({"weight_map": {"a": null}})",
+                            R"({"weight_map": {"a": "1.safetensors", "a": "1.safetensors"}})",
+                            R"({"x": {"weight_map": {"a": "1.safetensors"}}})"}) {
+    MessageFor(index);
+  }
+}
+
+TEST_F(ShardsTest, TheirIndexIsBounded) {
+  EXPECT_THAT(MessageFor(std::string(Safetensors::kMaxIndexBytes + 1, ' ')),
+              HasSubstr("the file has 33554433 bytes; at most 33554432 are allowed"));
+  std::string shards = R"({"weight_map": {"n": "n")";
+  for (size_t n = 0; n < Safetensors::kMaxShards; ++n)
+    absl::StrAppend(&shards, ",\"", n, "\":\"", n, "\"");
+  EXPECT_THAT(MessageFor(shards + "}}"), HasSubstr("weight_map has more than 500 shards"));
+  std::string tensors = R"({"weight_map": {"n": "n")";
+  for (size_t n = 0; n < Safetensors::kMaxTensors; ++n)
+    absl::StrAppend(&tensors, ",\"", n, "\":\"n\"");
+  EXPECT_THAT(MessageFor(tensors + "}}"), HasSubstr("weight_map has more than 100000 tensors"));
 }
 
 TEST(SafetensorsTest, AFileThatCanNotBeMappedIsNotFound) {
