@@ -569,7 +569,8 @@ TEST(HeldBytesTest, AnAddressThatReadsNothingLosesItsOwnResponses) {
   std::vector<std::unique_ptr<Client>> hoarders;
   for (int n = 0; n < 4; ++n) {
     hoarders.push_back(std::make_unique<Client>(address));
-    ASSERT_TRUE(hoarders.back()->Send(kGetLarge));
+    ASSERT_TRUE(
+        hoarders.back()->Send("GET /large HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
     hoarders.back()->ReadUntil("\n");  // the response has begun
   }
   for (int n = 0; n < 3; ++n) EXPECT_LT(hoarders[n]->CountUntilClosed(), kLargeBytes / 2) << n;
