@@ -269,7 +269,8 @@ std::optional<int64_t> UnitOf(absl::string_view suffix) {
   if (suffix.empty()) return 1;
   const size_t power = kLetters.find(absl::ascii_toupper(static_cast<unsigned char>(suffix[0])));
   const absl::string_view rest = suffix.substr(1);
-  if (power == kLetters.npos || !(rest.empty() || rest == "i" || rest == "iB")) return std::nullopt;
+  if (power == absl::string_view::npos || !(rest.empty() || rest == "i" || rest == "iB"))
+    return std::nullopt;
   return int64_t{1024} << (10 * power);
 }
 
