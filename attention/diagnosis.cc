@@ -76,12 +76,24 @@ std::string TextOf(const AttributeInfo& info, const Problem& p) {
   return std::visit(text, info.field);
 }
 
+using Index = std::array<int64_t, 4>;
+
+// Keeps the earlier index.
+void KeepFirst(const std::optional<Index>& index, std::optional<Index>& first) {
+  if (index && (!first || *index < *first)) first = index;
+}
+
+// "; the first is at [0,1,5,3]"
+std::string TextOf(const std::optional<Index>& first) {
+  return first ? absl::StrCat("; the first is at [", absl::StrJoin(*first, ","), "]") : "";
+}
+
 void WarnAboutTensor(const TensorSummary& tensor, std::vector<std::string>& warnings) {
   const NumberSummary& n = tensor.numbers;
   const int64_t infinite = n.positive_inf + n.negative_inf;
   if (infinite > 0) {
-    warnings.push_back(
-        absl::StrCat(tensor.name, " has ", infinite, " infinite values among ", n.count()));
+    warnings.push_back(absl::StrCat(tensor.name, " has ", infinite, " infinite values among ",
+                                    n.count(), TextOf(tensor.first_infinity)));
   }
   if (n.finite == n.count() && n.count() > 1 && n.min == n.max) {
     warnings.push_back(absl::StrCat("all values of ", tensor.name, " are ", n.min));
@@ -107,9 +119,9 @@ void WarnAboutMask(const TensorSummary& mask, std::vector<std::string>& warnings
 void WarnAboutInputs(DiagnosisReport& report) {
   for (const TensorSummary& input : report.inputs) {
     if (input.numbers.nan > 0) {
-      report.warnings.push_back(absl::StrCat(input.name, " has ", input.numbers.nan, " NaN among ",
-                                             input.numbers.count(),
-                                             " values; each visible one propagates to the output"));
+      report.warnings.push_back(absl::StrCat(
+          input.name, " has ", input.numbers.nan, " NaN among ", input.numbers.count(),
+          " values; each visible one propagates to the output", TextOf(input.first_nan)));
     }
     // 0 and -inf have a meaning in a sink; positions may repeat, and so may the rest.
     if (input.role == Role::kHeadSink || input.dtype == DType::kInt64 ||
@@ -451,7 +463,8 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, int wor
     inputs_.push_back({role, view.dims[0] * view.dims[1] * view.dims[2]});
     input_rows_ += inputs_.back().rows;
     MutexLock lock(mutex_);  // for the thread safety analysis; the object is not shared yet
-    report_.inputs.push_back({role, std::string(names[role]), view.dtype, view.dims, {}, true});
+    report_.inputs.push_back(
+        {.role = role, .name = std::string(names[role]), .dtype = view.dtype, .dims = view.dims});
   }
   query_rows_ = problem.batch * problem.query_heads * problem.query_length;
   if (HasEstimates(problem)) estimate_stride_ = (query_rows_ + kEstimateRows - 1) / kEstimateRows;
@@ -538,16 +551,20 @@ void Diagnosis::SummarizeInputRow(int64_t row) {
   const int64_t h = row / view.dims[2] % view.dims[1];
   const int64_t b = row / view.dims[2] / view.dims[1];
 
-  NumberSummary numbers;
-  bool only_zero_and_one = true;
+  TensorSummary part;
   for (int64_t n = 0; n < view.dims[3]; ++n) {
     const double value = NumberOf(view, b, h, s, n);
-    numbers.Add(value);
-    only_zero_and_one = only_zero_and_one && (value == 0 || value == 1);
+    part.numbers.Add(value);
+    part.only_zero_and_one = part.only_zero_and_one && (value == 0 || value == 1);
+    if (std::isnan(value)) KeepFirst(Index{b, h, s, n}, part.first_nan);
+    if (std::isinf(value)) KeepFirst(Index{b, h, s, n}, part.first_infinity);
   }
   MutexLock lock(mutex_);
-  report_.inputs[input].numbers.Merge(numbers);
-  report_.inputs[input].only_zero_and_one &= only_zero_and_one;
+  TensorSummary& summary = report_.inputs[input];
+  summary.numbers.Merge(part.numbers);
+  summary.only_zero_and_one &= part.only_zero_and_one;
+  KeepFirst(part.first_nan, summary.first_nan);
+  KeepFirst(part.first_infinity, summary.first_infinity);
 }
 
 void Diagnosis::SummarizeQueryRow(int64_t index, const Arguments& arguments,
@@ -591,7 +608,8 @@ void Diagnosis::SummarizeQueryRow(int64_t index, const Arguments& arguments,
   }
   const bool sees_key = biased.negative_inf < p.total_keys();
   EstimateFit fit;
-  if (sees_key && estimate_stride_ > 0 && index % estimate_stride_ == 0) {
+  // Weights that are NaN have no order.
+  if (sees_key && weights.nan == 0 && estimate_stride_ > 0 && index % estimate_stride_ == 0) {
     fit = MeasureRow(p, arguments, b, h, i, scores);
   }
 

@@ -49,8 +49,10 @@ struct TensorSummary {
   std::string name;
   DType dtype = DType::kFloat32;
   std::array<int64_t, 4> dims = {};
-  NumberSummary numbers;
+  NumberSummary numbers = {};
   bool only_zero_and_one = true;
+  // The indices of the first NaN and the first infinity, in the order of `dims`.
+  std::optional<std::array<int64_t, 4>> first_nan = {}, first_infinity = {};
 };
 
 // Whether a backend is chosen for a problem under given options, and if not, why.

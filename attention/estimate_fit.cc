@@ -66,7 +66,7 @@ std::vector<std::string> Explain(const Problem& p, const EstimateFit& fit) {
       "FAVOR+ %s: scale * |q + k|^2 is %.3g in the mean by weight, so with %d features the "
       "relative "
       "standard deviation of a weight is up to %.2g",
-      deviation > kMostDeviation ? "is useless for these inputs" : "may estimate this call", norm,
+      deviation <= kMostDeviation ? "may estimate this call" : "is useless for these inputs", norm,
       kFavorFeatures, deviation)};
   if (p.key_length <= kLshKeys) {
     sentences.push_back(absl::StrFormat(

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "attention/attributes.h"
 #include "attention/half.h"
@@ -96,14 +97,17 @@ std::vector<Part> Parts() {
   return parts;
 }
 
-// Removes what --without names from the call.
-absl::Status Remove(const std::string& without, LoadedCall& call) {
+// Removes what --without names from the call. Returns the names of what was removed.
+absl::StatusOr<std::string> Remove(const std::string& without, LoadedCall& call) {
   const std::vector<Part> parts = Parts();
   if (without.empty()) {
+    std::vector<std::string> removed;
     for (const Part& part : parts) {
-      if (part.by_default) part.remove(call);
+      if (part.by_default && part.remove(call)) removed.push_back(part.name);
     }
-    return absl::OkStatus();
+    if (!removed.empty()) return absl::StrJoin(removed, ", ");
+    return absl::InvalidArgumentError(
+        "the call has no flag to compare it without; give one, such as --causal");
   }
   for (absl::string_view name : absl::StrSplit(without, ',')) {
     const auto part =
@@ -118,7 +122,7 @@ absl::Status Remove(const std::string& without, LoadedCall& call) {
           absl::StrFormat("--without names '%s', which the call does not have", name));
     }
   }
-  return absl::OkStatus();
+  return absl::StrReplaceAll(without, {{",", ", "}});
 }
 
 // The weights of one call, [B, Hq, Sq, T].
@@ -211,6 +215,7 @@ Change LargestChange(const Weights& before, const Weights& after) {
 }
 
 struct Comparison {
+  std::string without;  // the flags that `before` lacks
   Weights before, after;
   Summary summary_before, summary_after;
   Change change;
@@ -223,8 +228,9 @@ absl::Status CheckIndex(const char* flag, int64_t value, int64_t count) {
       absl::StrFormat("--%s is %d; the weights have %d, from 0", flag, value, count));
 }
 
-absl::StatusOr<Comparison> Compare(const CompareFlags& flags, Weights before, Weights after) {
-  Comparison result{std::move(before), std::move(after), {}, {}, {}, {}, {}};
+absl::StatusOr<Comparison> Compare(const CompareFlags& flags, std::string without, Weights before,
+                                   Weights after) {
+  Comparison result{std::move(without), std::move(before), std::move(after), {}, {}, {}, {}, {}};
   absl::Status status = CheckIndex("batch", flags.batch, result.after.shape[0]);
   if (status.ok()) status = CheckIndex("head", flags.head, result.after.shape[1]);
   if (!status.ok()) return status;
@@ -242,13 +248,20 @@ absl::StatusOr<Comparison> Compare(const CompareFlags& flags, Weights before, We
 
 // ---- Output -------------------------------------------------------------------------------------
 
+std::string HeadText(const CompareFlags& flags) {
+  return absl::StrFormat("head %d, batch row %d", flags.head, flags.batch);
+}
+
 absl::Status WritePicture(const CompareFlags& flags, const Comparison& comparison,
                           Renderer render) {
-  AttentionFigure figure{"Attention weights", comparison.query_labels, comparison.key_labels, {}};
+  AttentionFigure figure{absl::StrCat("Attention weights of ", HeadText(flags)),
+                         comparison.query_labels,
+                         comparison.key_labels,
+                         {}};
   for (const auto& [title, weights] :
-       {std::pair{"without", &comparison.before}, {"with", &comparison.after}}) {
+       {std::pair{"without ", &comparison.before}, {"with ", &comparison.after}}) {
     const absl::Span<const double> head = weights->Head(flags.batch, flags.head);
-    figure.heads.push_back({title, {head.begin(), head.end()}});
+    figure.heads.push_back({title + comparison.without, {head.begin(), head.end()}});
   }
   const absl::StatusOr<std::string> rendered = render(DrawHeatMap(figure));
   if (!rendered.ok()) return rendered.status();
@@ -263,14 +276,16 @@ void PrintHeatMaps(const CompareFlags& flags, const Comparison& comparison) {
     return DrawTerminalHeatMap(title, comparison.key_labels, weights.Head(flags.batch, flags.head),
                                terminal.has_colour);
   };
-  absl::PrintF("%s\n", Arrange(draw("without", comparison.before), draw("with", comparison.after),
-                               terminal.columns));
+  absl::PrintF("%s, without and with %s\n\n%s\n", HeadText(flags), comparison.without,
+               Arrange(draw("without", comparison.before), draw("with", comparison.after),
+                       terminal.columns));
 }
 
 void Print(const CompareFlags& flags, const Comparison& comparison) {
   PrintHeatMaps(flags, comparison);
   const Summary& before = comparison.summary_before;
   const Summary& after = comparison.summary_after;
+  absl::PrintF("without and with %s, all heads:\n\n", comparison.without);
   absl::PrintF("%-36s %9s %9s\n", "mean of the rows that see a key", "without", "with");
   const auto line = [](const char* name, double left, double right) {
     absl::PrintF("%-36s %9.4g %9.4g\n", name, left, right);
@@ -294,7 +309,7 @@ void WriteJson(const Summary& summary, const Weights& weights, JsonWriter& json)
 
 void PrintJson(const CompareFlags&, const Comparison& comparison) {
   JsonWriter json;
-  json.BeginObject().Key("without");
+  json.BeginObject().Key("flags").String(comparison.without).Key("without");
   WriteJson(comparison.summary_before, comparison.before, json);
   json.Key("with");
   WriteJson(comparison.summary_after, comparison.after, json);
@@ -312,9 +327,8 @@ ExitCode Run(const CompareFlags& flags) {
   const absl::StatusOr<LoadedCall> call = LoadCall(flags.call);
   if (!call.ok()) return FailUsage(call.status());
   LoadedCall without = *call;
-  if (absl::Status removed = Remove(flags.without, without); !removed.ok()) {
-    return FailUsage(removed);
-  }
+  const absl::StatusOr<std::string> removed = Remove(flags.without, without);
+  if (!removed.ok()) return FailUsage(removed.status());
   const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(flags.call);
   if (!caller.ok()) return FailConnect(caller.status());
   absl::StatusOr<Weights> before = Compute(**caller, std::move(without));
@@ -326,7 +340,7 @@ ExitCode Run(const CompareFlags& flags) {
   }
 
   const absl::StatusOr<Comparison> comparison =
-      Compare(flags, *std::move(before), *std::move(after));
+      Compare(flags, *removed, *std::move(before), *std::move(after));
   if (!comparison.ok()) return FailUsage(comparison.status());
   if (flags.picture) {
     absl::Status written = WritePicture(flags, *comparison, *render);

@@ -2,39 +2,21 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/utf8.h"
 #include "client/cli/tensor_file.h"
 
 namespace rapt {
 namespace {
 
-// Returns the size of the well-formed UTF-8 sequence at the start of `text` (Unicode, table 3-7),
-// or 0.
-size_t SequenceBytes(std::string_view text) {
-  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  const size_t bytes = first < 0x80                    ? 1
-                       : first >= 0xc2 && first < 0xe0 ? 2
-                       : first >= 0xe0 && first < 0xf0 ? 3
-                       : first >= 0xf0 && first < 0xf5 ? 4
-                                                       : 0;
-  if (bytes == 0 || bytes > text.size()) return 0;
-  for (size_t i = 1; i < bytes; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  const bool overlong = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xf0 && byte(1) < 0x90);
-  const bool surrogate = first == 0xed && byte(1) >= 0xa0;
-  const bool beyond_unicode = first == 0xf4 && byte(1) >= 0x90;
-  return overlong || surrogate || beyond_unicode ? 0 : bytes;
-}
-
 bool IsPrintable(std::string_view text) {
   while (!text.empty()) {
     const unsigned char first = text[0];
-    const size_t bytes = SequenceBytes(text);
+    const size_t bytes = Utf8CharacterLength({text.data(), text.size()});
     if (bytes == 0 || first < 0x20 || first == 0x7f) return false;
     text.remove_prefix(bytes);
   }
@@ -55,6 +37,9 @@ absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, cons
     if (!lines.ok()) return lines.status();
     if (!lines->empty() && lines->back() == '\n') lines->pop_back();
     labels = absl::StrSplit(*lines, '\n');
+    for (std::string& label : labels) {  // lines may end as on Windows
+      if (absl::EndsWith(label, "\r")) label.pop_back();
+    }
   } else {
     labels = absl::StrSplit(text, ',');
   }

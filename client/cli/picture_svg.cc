@@ -7,16 +7,12 @@
 #include "absl/strings/str_replace.h"
 #include "client/cli/picture.h"
 #include "client/console/json.h"
+#include "client/console/xml.h"
 
 namespace rapt {
 namespace {
 
 constexpr std::string_view kFonts = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif";
-
-std::string Escape(std::string_view text) {
-  return absl::StrReplaceAll(absl::string_view(text.data(), text.size()),
-                             {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
-}
 
 std::string Hex(Colour colour) {
   return absl::StrFormat("#%02x%02x%02x", colour.red, colour.green, colour.blue);
@@ -71,7 +67,7 @@ struct Element {
     return absl::StrFormat("<text %s font-size=\"%s\" fill=\"%s\" text-anchor=\"%s\"%s>%s</text>\n",
                            place, Number(text.size), Hex(text.colour),
                            kAnchors[static_cast<size_t>(text.anchor)],
-                           text.bold ? " font-weight=\"bold\"" : "", Escape(text.text));
+                           text.bold ? " font-weight=\"bold\"" : "", EscapeXml(text.text));
   }
   absl::StatusOr<std::string> operator()(const Pixels& pixels) const {
     const absl::StatusOr<std::string> png = EncodePng(pixels);
@@ -161,7 +157,7 @@ absl::StatusOr<std::string> RenderSvg(const Picture& picture) {
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%s\" height=\"%s\" "
       "viewBox=\"0 0 %s %s\" font-family=\"%s\">\n<title>%s</title>\n"
       "<rect width=\"%s\" height=\"%s\" fill=\"#ffffff\"/>\n",
-      width, height, width, height, kFonts, Escape(picture.title), width, height);
+      width, height, width, height, kFonts, EscapeXml(picture.title), width, height);
   for (const Figure& figure : picture.figures) {
     const absl::StatusOr<std::string> element = std::visit(Element{}, figure);
     if (!element.ok()) return element.status();
@@ -178,7 +174,7 @@ absl::StatusOr<std::string> RenderHtml(const Picture& picture) {
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>%s</title>\n"
       "<style>%s</style>\n</head>\n<body>\n<main>\n%s</main>\n<div id=\"tip\"></div>\n"
       "<script>\nconst grids = %s;%s</script>\n</body>\n</html>\n",
-      Escape(picture.title), kPageStyle, *svg, GridsAsJson(picture), kPageScript);
+      EscapeXml(picture.title), kPageStyle, *svg, GridsAsJson(picture), kPageScript);
 }
 
 }  // namespace rapt

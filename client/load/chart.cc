@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
+#include "client/console/xml.h"
 
 namespace rapt::load {
 namespace {
@@ -17,13 +17,12 @@ constexpr size_t kColours = 6;
 class PlotArea {
  public:
   explicit PlotArea(const Chart& chart) {
-    bool is_first = true;
     double high = 0;
     for (const Line& line : chart.lines) {
       for (const auto& [x, y] : line.points) {
-        low_x_ = is_first ? x : std::min(low_x_, x);
-        high_x_ = is_first ? x : std::max(high_x_, x);
-        is_first = false;
+        low_x_ = !has_points_ ? x : std::min(low_x_, x);
+        high_x_ = !has_points_ ? x : std::max(high_x_, x);
+        has_points_ = true;
         high = std::max(high, y);
       }
     }
@@ -38,6 +37,7 @@ class PlotArea {
     return kHeight - kBottom - y / y_steps_.back() * (kHeight - kTop - kBottom);
   }
 
+  bool has_points() const { return has_points_; }
   const std::vector<double>& y_steps() const { return y_steps_; }
   std::vector<Tick> XTicks() const {
     std::vector<Tick> ticks;
@@ -48,6 +48,7 @@ class PlotArea {
   }
 
  private:
+  bool has_points_ = false;
   double low_x_ = 0, high_x_ = 1;
   std::vector<double> y_steps_;
 };
@@ -65,15 +66,15 @@ void DrawAxes(const Chart& chart, const PlotArea& plot, std::string& svg) {
                           "<line class='grid' x1='%.1f' x2='%.1f' y1='%.1f' y2='%.1f'/>"
                           "<text class='tick' x='%.1f' y='%.1f' text-anchor='middle'>%s</text>\n",
                           plot.X(tick.at), plot.X(tick.at), bottom, bottom + 5, plot.X(tick.at),
-                          bottom + 19, EscapeHtml(tick.label));
+                          bottom + 19, EscapeXml(tick.label));
   }
   absl::StrAppendFormat(&svg,
                         "<text class='title' x='%.1f' y='20'>%s</text>"
                         "<text class='tick' x='%.1f' y='%.1f' text-anchor='middle'>%s</text>"
                         "<text class='tick' transform='translate(16 %.1f) rotate(-90)' "
                         "text-anchor='middle'>%s</text>\n",
-                        kLeft, EscapeHtml(chart.title), (kLeft + right) / 2, kHeight - 10,
-                        EscapeHtml(chart.x_label), (kTop + bottom) / 2, EscapeHtml(chart.y_label));
+                        kLeft, EscapeXml(chart.title), (kLeft + right) / 2, kHeight - 10,
+                        EscapeXml(chart.x_label), (kTop + bottom) / 2, EscapeXml(chart.y_label));
 }
 
 void DrawLine(const Line& line, size_t index, const PlotArea& plot, std::string& svg) {
@@ -88,22 +89,17 @@ void DrawLine(const Line& line, size_t index, const PlotArea& plot, std::string&
     absl::StrAppendFormat(&svg,
                           "<circle style='fill:var(--line%d)' cx='%.1f' cy='%.1f' r='2'>"
                           "<title>%s: %.4g</title></circle>\n",
-                          colour, plot.X(x), plot.Y(y), EscapeHtml(line.name), y);
+                          colour, plot.X(x), plot.Y(y), EscapeXml(line.name), y);
   }
   const double y = kTop + 8 + 20 * static_cast<double>(index);
   absl::StrAppendFormat(&svg,
                         "<line style='stroke:var(--line%d)' class='key' x1='%.1f' x2='%.1f' "
                         "y1='%.1f' y2='%.1f'/><text class='tick' x='%.1f' y='%.1f'>%s</text>\n",
                         colour, kWidth - kRight + 16, kWidth - kRight + 36, y, y,
-                        kWidth - kRight + 42, y + 4, EscapeHtml(line.name));
+                        kWidth - kRight + 42, y + 4, EscapeXml(line.name));
 }
 
 }  // namespace
-
-std::string EscapeHtml(const std::string& text) {
-  return absl::StrReplaceAll(
-      text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"'", "&#39;"}, {"\"", "&quot;"}});
-}
 
 std::vector<double> RoundSteps(double low, double high, int count) {
   const double rough = std::max(high - low, 1e-12) / count;
@@ -125,10 +121,15 @@ std::vector<double> RoundSteps(double low, double high, int count) {
 
 std::string DrawSvg(const Chart& chart) {
   std::string svg = absl::StrFormat("<svg viewBox='0 0 %g %g' role='img' aria-label='%s'>\n",
-                                    kWidth, kHeight, EscapeHtml(chart.title));
+                                    kWidth, kHeight, EscapeXml(chart.title));
   const PlotArea plot(chart);
   DrawAxes(chart, plot, svg);
   for (size_t i = 0; i < chart.lines.size(); ++i) DrawLine(chart.lines[i], i, plot, svg);
+  if (!plot.has_points()) {
+    absl::StrAppendFormat(
+        &svg, "<text class='tick' x='%.1f' y='%.1f' text-anchor='middle'>no data</text>\n",
+        (kLeft + kWidth - kRight) / 2, (kTop + kHeight - kBottom) / 2);
+  }
   return svg + "</svg>\n";
 }
 

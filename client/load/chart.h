@@ -33,9 +33,6 @@ std::string DrawSvg(const Chart& chart);
 // Returns about `count` round numbers that cover `low` to `high`.
 std::vector<double> RoundSteps(double low, double high, int count);
 
-// Escapes text for HTML and SVG.
-std::string EscapeHtml(const std::string& text);
-
 }  // namespace rapt::load
 
 #endif  // RAPT_CLIENT_LOAD_CHART_H_

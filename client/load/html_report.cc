@@ -7,7 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "base/version.h"
+#include "client/console/xml.h"
 #include "client/load/chart.h"
 #include "client/load/result.h"
 
@@ -58,7 +60,7 @@ std::string HtmlTable(const std::vector<Cells>& rows) {
   for (const Cells& row : rows) {
     absl::StrAppend(&html, "<tr>");
     for (const std::string& cell : row) {
-      absl::StrAppend(&html, "<", tag, ">", EscapeHtml(cell), "</", tag, ">");
+      absl::StrAppend(&html, "<", tag, ">", EscapeXml(cell), "</", tag, ">");
     }
     absl::StrAppend(&html, "</tr>\n");
     tag = "td";
@@ -74,8 +76,8 @@ std::string Figures(const Result& result, const Summary& summary) {
     absl::StrAppend(&html, Figure(Number(summary.offered_rate), "offered/s"));
   }
   if (result.objective) absl::StrAppend(&html, Figure(Number(summary.goodput), "goodput/s"));
-  absl::StrAppend(&html, Figure(Number(Milliseconds(latency.ValueAt(0.5))), "ms at p50"),
-                  Figure(Number(Milliseconds(latency.ValueAt(0.99))), "ms at p99"),
+  absl::StrAppend(&html, Figure(MillisecondsAt(latency, 0.5), "ms at p50"),
+                  Figure(MillisecondsAt(latency, 0.99), "ms at p99"),
                   Figure(Number(summary.gigabytes_per_s), "GB/s"),
                   Figure(absl::StrFormat("%.3g%%", summary.error_share * 100), "failed"));
   absl::StrAppend(&html, "</div>\n");
@@ -86,7 +88,7 @@ std::string Figures(const Result& result, const Summary& summary) {
                           summary.meets_objective ? "met" : "missed");
   }
   for (const std::string& warning : summary.warnings) {
-    absl::StrAppend(&html, "<p class='bad'>", EscapeHtml(warning), "</p>\n");
+    absl::StrAppend(&html, "<p class='bad'>", EscapeXml(warning), "</p>\n");
   }
   return html;
 }
@@ -95,9 +97,10 @@ std::string Figures(const Result& result, const Summary& summary) {
 
 // `value` returns nullopt if an interval has none.
 template <typename Value>
-Line OverTime(const std::string& name, const Run& run, const Value& value) {
+Line OverTime(const std::string& name, absl::Span<const TimedInterval> intervals,
+              const Value& value) {
   Line line{name, {}};
-  for (const TimedInterval& interval : run.intervals) {
+  for (const TimedInterval& interval : intervals) {
     const std::chrono::duration<double> middle = interval.begin + interval.length / 2;
     const std::chrono::duration<double> length = interval.length;
     if (!(length.count() > 0)) continue;
@@ -114,12 +117,15 @@ std::string LatencyOverTime(const Run& run) {
       return Milliseconds(interval.calls.latency.ValueAt(share));
     };
   };
-  return DrawSvg(
-      {.title = "Latency over time",
-       .x_label = "seconds",
-       .y_label = "ms",
-       .lines = {OverTime("p50", run, quantile(0.5)), OverTime("p99", run, quantile(0.99)),
-                 OverTime("max", run, quantile(1))}});
+  // With the calls that ended later, as in the table: the slowest are often among them.
+  std::vector<TimedInterval> intervals = run.intervals;
+  intervals.push_back(run.after);
+  return DrawSvg({.title = "Latency over time",
+                  .x_label = "seconds",
+                  .y_label = "ms",
+                  .lines = {OverTime("p50", intervals, quantile(0.5)),
+                            OverTime("p99", intervals, quantile(0.99)),
+                            OverTime("max", intervals, quantile(1))}});
 }
 
 std::string ThroughputOverTime(const Result& result) {
@@ -128,12 +134,13 @@ std::string ThroughputOverTime(const Result& result) {
       return static_cast<double>(count(interval)) / seconds;
     };
   };
-  const Run& run = result.run;
+  const std::vector<TimedInterval>& intervals = result.run.intervals;
   std::vector<Line> lines = {
-      OverTime("succeeded", run, rate([](const TimedInterval& s) { return s.calls.ok; })),
-      OverTime("failed", run, rate([](const TimedInterval& s) { return s.calls.failed; }))};
+      OverTime("succeeded", intervals, rate([](const TimedInterval& s) { return s.calls.ok; })),
+      OverTime("failed", intervals, rate([](const TimedInterval& s) { return s.calls.failed; }))};
   if (result.is_open_loop) {
-    lines.push_back(OverTime("offered", run, rate([](const TimedInterval& s) { return s.due; })));
+    lines.push_back(
+        OverTime("offered", intervals, rate([](const TimedInterval& s) { return s.due; })));
   }
   return DrawSvg({.title = "Throughput",
                   .x_label = "seconds",
@@ -146,6 +153,7 @@ std::string PercentileChart(const Totals& totals) {
   const auto place = [](double share) { return -std::log10(1 - share); };
   const auto line = [](const char* name, const Histogram& histogram) {
     Line line{name, {}};
+    if (histogram.count() == 0) return line;
     for (int tenths = 0; tenths <= 40; ++tenths) {
       const double x = tenths / 10.0;
       line.points.emplace_back(x, Milliseconds(histogram.ValueAt(1 - std::pow(10, -x))));
@@ -184,10 +192,10 @@ std::string Durations(const Run& run) {
     if (histogram->count() == 0) continue;
     Cells& row = rows.emplace_back(Cells{name});
     for (const Percentile& percentile : Percentiles()) {
-      row.push_back(Number(Milliseconds(histogram->ValueAt(percentile.share))));
+      row.push_back(MillisecondsAt(*histogram, percentile.share));
     }
-    row.push_back(Number(Milliseconds(histogram->max())));
-    row.push_back(Number(histogram->mean() * 1e-6));
+    row.push_back(MillisecondsAt(*histogram, 1));
+    row.push_back(MeanMilliseconds(*histogram));
   }
   return HtmlTable(rows);
 }
@@ -197,9 +205,8 @@ std::string Shapes(const Result& result) {
   for (size_t i = 0; i < result.shapes.size(); ++i) {
     const Histogram& latency = result.run.totals.shapes[i];
     rows.push_back({Describe(result.shapes[i]), absl::StrCat(latency.count()),
-                    Number(Milliseconds(latency.ValueAt(0.5))),
-                    Number(Milliseconds(latency.ValueAt(0.99))),
-                    Number(Milliseconds(latency.max()))});
+                    MillisecondsAt(latency, 0.5), MillisecondsAt(latency, 0.99),
+                    MillisecondsAt(latency, 1)});
   }
   return HtmlTable(rows);
 }
@@ -209,7 +216,7 @@ std::string FailureTable(const Totals& totals) {
   std::vector<Cells> rows = {{"code", "calls", "p50 ms", "first message"}};
   for (const auto& [code, failures] : totals.failures) {
     rows.push_back({absl::StatusCodeToString(code), absl::StrCat(failures.count),
-                    Number(Milliseconds(failures.latency.ValueAt(0.5))), failures.example});
+                    MillisecondsAt(failures.latency, 0.5), failures.example});
   }
   return absl::StrCat("<h2>Failures</h2>\n", HtmlTable(rows));
 }
@@ -225,14 +232,33 @@ std::string TrialTable(const std::vector<Trial>& trials) {
   return absl::StrCat("<h2>Search</h2>\n", HtmlTable(rows));
 }
 
+// "rapt-server 1.0.0 avx512 at 127.0.0.1:8001"
+std::string ServerText(const Result& result) {
+  std::string text;
+  for (const std::string& part :
+       {result.server.name, result.server.version, result.server.isa, "at " + result.address}) {
+    if (!part.empty()) absl::StrAppend(&text, text.empty() ? "" : " ", part);
+  }
+  return text;
+}
+
+std::string Head(const Result& result, const Summary& summary) {
+  return absl::StrCat(
+      kHead, "<h1>", EscapeXml(result.label.empty() ? "Load" : result.label),
+      "</h1>\n<p class='faint'>",
+      absl::StrFormat("%d calls in %.1f s, %s loop%s%s", summary.ok + summary.failed,
+                      summary.seconds, result.is_open_loop ? "open" : "closed",
+                      result.scenario.empty() ? "" : ", MLPerf ", EscapeXml(result.scenario)),
+      summary.ended_after == 0 ? "" : absl::StrFormat("; %d ended later", summary.ended_after),
+      "<br>", EscapeXml(ServerText(result)), ", ", EscapeXml(result.started), "<br><code>",
+      EscapeXml(result.command), "</code></p>\n");
+}
+
 std::string Context(const Result& result, const Summary& summary) {
   const absl::string_view version = Version();
   std::vector<Cells> rows = {
       {"", ""},
-      {"started", result.started},
       {"rapt-load", std::string(version.data(), version.size())},
-      {"server",
-       absl::StrCat(result.server.name, " ", result.server.version, " ", result.server.isa)},
       {"machine",
        absl::StrFormat("%s, %d cores, %s, TCP %s", result.machine.cpu, result.machine.cores,
                        result.machine.kernel, result.machine.congestion_control)},
@@ -250,16 +276,11 @@ std::string Context(const Result& result, const Summary& summary) {
 
 std::string Html(const Result& result) {
   const Summary summary = Summarize(result);
-  const std::string title = result.label.empty() ? "Load" : result.label;
-  return absl::StrCat(
-      kHead, "<h1>", EscapeHtml(title), "</h1>\n<p class='faint'>",
-      absl::StrFormat("%d calls in %.1f s, %s loop%s%s", summary.ok + summary.failed,
-                      summary.seconds, result.is_open_loop ? "open" : "closed",
-                      result.scenario.empty() ? "" : ", MLPerf ", EscapeHtml(result.scenario)),
-      "</p>\n", Figures(result, summary), LatencyOverTime(result.run), ThroughputOverTime(result),
-      PercentileChart(result.run.totals), "<h2>Durations</h2>\n", Durations(result.run),
-      "<h2>Shapes</h2>\n", Shapes(result), FailureTable(result.run.totals),
-      TrialTable(result.trials), Context(result, summary), "</body></html>\n");
+  return absl::StrCat(Head(result, summary), Figures(result, summary), LatencyOverTime(result.run),
+                      ThroughputOverTime(result), PercentileChart(result.run.totals),
+                      "<h2>Durations</h2>\n", Durations(result.run), "<h2>Shapes</h2>\n",
+                      Shapes(result), FailureTable(result.run.totals), TrialTable(result.trials),
+                      Context(result, summary), "</body></html>\n");
 }
 
 }  // namespace rapt::load

@@ -17,14 +17,19 @@
 namespace rapt::load {
 namespace {
 
+// NaN, which becomes null, if the histogram is empty.
+double QuantileMs(const Histogram& histogram, double share) {
+  return histogram.count() == 0 ? NAN : Milliseconds(histogram.ValueAt(share));
+}
+
 void WritePercentiles(const Histogram& histogram, JsonWriter& json) {
   json.BeginObject().Key("count").Integer(histogram.count());
-  json.Key("min").Number(Milliseconds(histogram.min()));
-  json.Key("mean").Number(histogram.mean() * 1e-6);
+  json.Key("min").Number(histogram.count() == 0 ? NAN : Milliseconds(histogram.min()));
+  json.Key("mean").Number(histogram.count() == 0 ? NAN : histogram.mean() * 1e-6);
   for (const Percentile& percentile : Percentiles()) {
-    json.Key(percentile.name).Number(Milliseconds(histogram.ValueAt(percentile.share)));
+    json.Key(percentile.name).Number(QuantileMs(histogram, percentile.share));
   }
-  json.Key("max").Number(Milliseconds(histogram.max())).EndObject();
+  json.Key("max").Number(QuantileMs(histogram, 1)).EndObject();
 }
 
 void WriteBuckets(const Histogram& histogram, JsonWriter& json) {
@@ -37,6 +42,7 @@ void WriteBuckets(const Histogram& histogram, JsonWriter& json) {
 
 void WriteContext(const Result& result, JsonWriter& json) {
   json.Key("started").String(result.started).Key("label").String(result.label);
+  json.Key("command").String(result.command);
   json.Key("build").BeginObject();
   const absl::string_view version = Version();
   json.Key("version").String({version.data(), version.size()});
@@ -44,7 +50,8 @@ void WriteContext(const Result& result, JsonWriter& json) {
   json.Key("machine").BeginObject().Key("cpu").String(result.machine.cpu);
   json.Key("cores").Integer(result.machine.cores).Key("kernel").String(result.machine.kernel);
   json.Key("tcp_congestion_control").String(result.machine.congestion_control).EndObject();
-  json.Key("server").BeginObject().Key("name").String(result.server.name);
+  json.Key("server").BeginObject().Key("address").String(result.address);
+  json.Key("name").String(result.server.name);
   json.Key("version").String(result.server.version).Key("isa").String(result.server.isa);
   json.Key("compute_threads").Integer(result.server.compute_threads).EndObject();
   json.Key("scenario").String(result.scenario);
@@ -58,6 +65,7 @@ void WriteSummary(const Result& result, const Summary& summary, JsonWriter& json
   json.Key("summary").BeginObject();
   json.Key("seconds").Number(summary.seconds).Key("ok").Integer(summary.ok);
   json.Key("failed").Integer(summary.failed).Key("dropped").Integer(summary.dropped);
+  json.Key("ended_after").Integer(summary.ended_after);
   json.Key("late_sends").Integer(run.totals.late_sends);
   json.Key("rate").Number(summary.rate);
   json.Key("offered_rate");
@@ -151,10 +159,10 @@ void WriteSeries(const Run& run, JsonWriter& json) {
         .Number(rate(interval.due))
         .Key("in_flight")
         .Integer(interval.in_flight);
-    json.Key("p50_ms").Number(Milliseconds(calls.latency.ValueAt(0.5)));
-    json.Key("p99_ms").Number(Milliseconds(calls.latency.ValueAt(0.99)));
-    json.Key("max_ms").Number(Milliseconds(calls.latency.max()));
-    json.Key("service_p99_ms").Number(Milliseconds(calls.service.ValueAt(0.99))).EndObject();
+    json.Key("p50_ms").Number(QuantileMs(calls.latency, 0.5));
+    json.Key("p99_ms").Number(QuantileMs(calls.latency, 0.99));
+    json.Key("max_ms").Number(QuantileMs(calls.latency, 1));
+    json.Key("service_p99_ms").Number(QuantileMs(calls.service, 0.99)).EndObject();
   }
   json.EndArray();
 }
@@ -197,7 +205,7 @@ std::string Csv(const Result& result, bool with_header) {
       {"server", absl::StrCat(result.server.name, " ", result.server.version)}};
   cells.insert(cells.end(), result.settings.begin(), result.settings.end());
   const auto add = [&cells](const std::string& name, double value) {
-    cells.emplace_back(name, absl::StrFormat("%.8g", value));
+    cells.emplace_back(name, std::isnan(value) ? "" : absl::StrFormat("%.8g", value));
   };
   add("seconds", summary.seconds);
   add("ok", static_cast<double>(summary.ok));
@@ -212,9 +220,9 @@ std::string Csv(const Result& result, bool with_header) {
        {std::pair("latency", &run.totals.latency), std::pair("service", &run.totals.service)}) {
     for (const Percentile& percentile : Percentiles()) {
       add(absl::StrCat(name, "_", percentile.name, "_ms"),
-          Milliseconds(histogram->ValueAt(percentile.share)));
+          QuantileMs(*histogram, percentile.share));
     }
-    add(absl::StrCat(name, "_max_ms"), Milliseconds(histogram->max()));
+    add(absl::StrCat(name, "_max_ms"), QuantileMs(*histogram, 1));
   }
   add("tester_cpu_seconds", run.tester.cpu_seconds);
   const auto join = [&cells](const auto& of) {

@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/synchronization/mutex.h"
 #include "base/version.h"
 #include "client/console/command_line.h"
@@ -40,6 +42,22 @@ std::string NowUtc() {
   gmtime_r(&now, &utc);
   char text[32];
   strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+// The command line as a shell takes it.
+std::string CommandText(absl::Span<const std::string> arguments) {
+  constexpr char kPlain[] =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_";
+  std::string text = "rapt-load";
+  for (const std::string& argument : arguments) {
+    const bool is_plain =
+        !argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos;
+    absl::StrAppend(&text, " ",
+                    is_plain
+                        ? argument
+                        : absl::StrCat("'", absl::StrReplaceAll(argument, {{"'", "'\\''"}}), "'"));
+  }
   return text;
 }
 
@@ -177,6 +195,8 @@ ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
   Session session(*settings, *std::move(workload), flags.quiet);
   if (absl::Status connected = session.Connect(); !connected.ok()) return FailConnect(connected);
   Result result{.started = NowUtc(),
+                .command = CommandText(arguments),
+                .address = settings->address,
                 .label = flags.label,
                 .scenario = settings->scenario,
                 .settings = settings->display,

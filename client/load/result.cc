@@ -93,6 +93,15 @@ Machine ReadMachine() {
 
 double Milliseconds(int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-6; }
 
+std::string MillisecondsAt(const Histogram& histogram, double share) {
+  if (histogram.count() == 0) return "-";
+  return absl::StrFormat("%.4g", Milliseconds(histogram.ValueAt(share)));
+}
+
+std::string MeanMilliseconds(const Histogram& histogram) {
+  return histogram.count() == 0 ? "-" : absl::StrFormat("%.4g", histogram.mean() * 1e-6);
+}
+
 absl::Span<const Percentile> Percentiles() { return kPercentiles; }
 
 Summary Summarize(const Result& result) {
@@ -102,6 +111,7 @@ Summary Summarize(const Result& result) {
   summary.ok = run.totals.latency.count();
   summary.failed = run.totals.failed();
   summary.dropped = run.dropped;
+  summary.ended_after = run.after.calls.ok + run.after.calls.failed;
   int64_t succeeded = 0, in_time = 0, bytes = 0;
   for (const TimedInterval& interval : run.intervals) {
     succeeded += interval.calls.ok;

@@ -39,6 +39,8 @@ struct Objective {
 
 struct Result {
   std::string started;  // UTC, "2026-11-21T21:00:00Z"
+  std::string command;  // as a shell takes it
+  std::string address;
   std::string label;
   std::string scenario;                                       // MLPerf's name, or empty
   std::vector<std::pair<std::string, std::string>> settings;  // name and value, for display
@@ -54,12 +56,17 @@ struct Result {
 
 double Milliseconds(int64_t nanoseconds);
 
+// Formats milliseconds of a histogram for tables, "-" if it is empty.
+std::string MillisecondsAt(const Histogram& histogram, double share);
+std::string MeanMilliseconds(const Histogram& histogram);
+
 // Figures used by several reports. Rates are per second of measured time.
 struct Summary {
   double seconds = 0;
-  int64_t ok = 0;
+  int64_t ok = 0;  // these three: of the calls due in the measured time
   int64_t failed = 0;
   int64_t dropped = 0;
+  int64_t ended_after = 0;     // the measured time; the rates leave them out
   double rate = 0;             // of calls that succeeded in the measured time
   double offered_rate = 0;     // open loop: of calls that became due
   double goodput = 0;          // of calls that succeeded within the objective

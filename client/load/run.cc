@@ -155,10 +155,13 @@ class Driver {
     RecordIntervals(observe);
     if (sender_.joinable()) sender_.join();
     WaitForResponses();
+    run_.after.begin = run_.measured;
+    run_.after.length = clock_.Now() - load_.warmup - run_.measured;
     for (const auto& receiver : receivers_) receiver->inbox->Shutdown();
     for (const auto& receiver : receivers_) {
       receiver->thread.join();
       run_.totals.Add(receiver->recorder.totals());
+      run_.after.calls.Add(receiver->recorder.TakeInterval());
       run_.groups.Add(receiver->group_latency);
       for (const auto& stream : receiver->streams) Check(*stream);
     }

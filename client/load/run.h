@@ -64,6 +64,7 @@ struct Run {
   std::chrono::nanoseconds measured{0};  // duration
   Totals totals;                         // of calls due in the measured time
   std::vector<TimedInterval> intervals;
+  TimedInterval after;  // from the end of the measured time to the last response
   Histogram groups;     // latency of groups, until the last response
   int64_t due = 0;      // open loop: calls that became due
   int64_t dropped = 0;  // calls not sent: no stream was free before their deadline

@@ -13,10 +13,10 @@ constexpr size_t kMaxShapes = 12;
 std::string Row(const std::string& name, const Histogram& histogram) {
   std::string row = absl::StrFormat("  %-14s", name);
   for (const Percentile& percentile : Percentiles()) {
-    absl::StrAppendFormat(&row, "%10.4g", Milliseconds(histogram.ValueAt(percentile.share)));
+    absl::StrAppendFormat(&row, "%10s", MillisecondsAt(histogram, percentile.share));
   }
-  absl::StrAppendFormat(&row, "%10.4g%10.4g\n", Milliseconds(histogram.max()),
-                        histogram.mean() * 1e-6);
+  absl::StrAppendFormat(&row, "%10s%10s\n", MillisecondsAt(histogram, 1),
+                        MeanMilliseconds(histogram));
   return row;
 }
 
@@ -43,9 +43,9 @@ std::string Shapes(const Result& result) {
       absl::StrFormat("\n  %-44s%10s%10s%10s\n", "by shape", "calls", "p50 ms", "p99 ms");
   for (size_t i = 0; i < result.shapes.size() && i < kMaxShapes; ++i) {
     const Histogram& latency = result.run.totals.shapes[i];
-    absl::StrAppendFormat(&out, "  %-44s%10d%10.4g%10.4g\n", Describe(result.shapes[i]),
-                          latency.count(), Milliseconds(latency.ValueAt(0.5)),
-                          Milliseconds(latency.ValueAt(0.99)));
+    absl::StrAppendFormat(&out, "  %-44s%10d%10s%10s\n", Describe(result.shapes[i]),
+                          latency.count(), MillisecondsAt(latency, 0.5),
+                          MillisecondsAt(latency, 0.99));
   }
   if (result.shapes.size() > kMaxShapes) {
     absl::StrAppendFormat(&out, "  and %d more in --json\n", result.shapes.size() - kMaxShapes);
@@ -80,9 +80,13 @@ std::string Table(const Result& result) {
   const Run& run = result.run;
   const Summary summary = Summarize(result);
   std::string out = Trials(result);
-  absl::StrAppendFormat(&out, "\n  %d calls succeeded in %.1f s, %d failed", summary.ok,
-                        summary.seconds, summary.failed);
+  absl::StrAppendFormat(&out, "\n  %d calls in %.1f s: %d succeeded, %d failed",
+                        summary.ok + summary.failed + summary.dropped, summary.seconds, summary.ok,
+                        summary.failed);
   if (result.is_open_loop) absl::StrAppendFormat(&out, ", %d were never sent", summary.dropped);
+  if (summary.ended_after > 0) {
+    absl::StrAppendFormat(&out, "; %d ended later, which the rates leave out", summary.ended_after);
+  }
   absl::StrAppendFormat(&out, "\n  %.5g requests/s", summary.rate);
   if (result.is_open_loop) absl::StrAppendFormat(&out, " of %.5g offered", summary.offered_rate);
   absl::StrAppendFormat(&out, ", %.3g GB/s", summary.gigabytes_per_s);

@@ -167,8 +167,11 @@ TEST(DiagnosisTest, CountsNonFiniteValuesOfEachInput) {
   EXPECT_EQ(q.numbers.max, 1);
   EXPECT_EQ(q.numbers.sum, 7 - 2);
   EXPECT_EQ(report.raw_scores.nan, 6) << "rows 1 and 2, the latter from inf - inf";
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("Q has 2 NaN among 12 values")));
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("Q has 2 infinite values among 12")));
+  EXPECT_THAT(report.warnings,
+              Contains(HasSubstr("Q has 2 NaN among 12 values; each visible one propagates to "
+                                 "the output; the first is at [0,0,1,")));
+  EXPECT_THAT(report.warnings,
+              Contains(HasSubstr("Q has 2 infinite values among 12; the first is at [0,0,2,2]")));
   EXPECT_THAT(report.warnings, Contains(HasSubstr("the output has ")));
 }
 

@@ -141,6 +141,19 @@ TEST(EstimateFitTest, LshServesFewLargeWeightsAndNotManyEqualOnes) {
               StartsWith("LSH saves nothing: 4 rounds with chunks of 64 meet 512 keys"));
 }
 
+TEST(EstimateFitTest, RowsOfNanHaveNoEstimates) {
+  const Problem problem = Square(600);
+  Inputs inputs = InputsOf(problem, 0.5);
+  for (int64_t i = 1; i < 600; ++i) inputs.query.Set(0, 0, i, 3, std::nan(""));
+  DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_EQ(report.estimate_fit.rows, 1) << "row 0";
+  EXPECT_THAT(report.estimates[0], StartsWith("FAVOR+ may estimate this call"));
+  inputs.key.Set(0, 0, 5, 3, std::nan(""));
+  report = MustDiagnose(problem, inputs);
+  EXPECT_EQ(report.estimate_fit.rows, 0);
+  EXPECT_THAT(report.estimates, IsEmpty());
+}
+
 TEST(EstimateFitTest, OtherCallsHaveNoEstimates) {
   const std::function<void(Problem&)> kChanges[] = {
       [](Problem& p) {

@@ -1034,7 +1034,9 @@ def test_compare_shows_what_a_causal_mask_changes(rapt, save, where, tmp_path):
                  *where).stdout  # fmt: skip
     assert re.search("without +with", shown)
     assert re.search("share of keys with weight 0 +0 +0.4", shown)
-    assert {"without", "with"} <= set(svg_words(tmp_path / "c.svg"))
+    assert "head 0, batch row 0, without and with causal" in shown
+    words = svg_words(tmp_path / "c.svg")
+    assert {"Attention weights of head 0, batch row 0", "without causal", "with causal"} <= set(words)
     report = json.loads(rapt("compare", "--q=x.npy", "--causal", "--json", *where).stdout)
     full = oracle(x[None, None], x[None, None], x[None, None])[1][0, 0]
     causal = oracle(x[None, None], x[None, None], x[None, None], visible=np.tril(np.ones((5, 5), bool)))[1][0, 0]
@@ -1054,6 +1056,7 @@ def test_compare_shows_what_a_sink_takes(rapt, save):
     assert report["with"]["zeros"] == report["without"]["zeros"] == 0.4
     refused = rapt("compare", "--q=q.npy", "--without=softcap", code=USAGE).stderr
     assert "--without names 'softcap', which the call does not have" in refused
+    assert "the call has no flag to compare it without" in rapt("compare", "--q=q.npy", code=USAGE).stderr
     refused = rapt("compare", "--q=q.npy", "--without=sink", code=USAGE).stderr
     assert "'sink'" in refused and "head-sink" in refused
 

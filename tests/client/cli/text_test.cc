@@ -2,11 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include "client/cli/labels.h"
 #include "client/cli/terminal_heat_map.h"
 #include "client/console/json.h"
+#include "client/console/xml.h"
 
 namespace rapt {
 namespace {
@@ -35,6 +38,31 @@ TEST(LabelsTest, MustBePrintableUtf8) {
               "label 0 of --keys is not printable UTF-8");
   }
   EXPECT_TRUE(ParseLabels("--keys", "日本,😀", 2).ok());
+}
+
+TEST(LabelsTest, OfAFileMayEndAsOnWindows) {
+  const std::string path = ::testing::TempDir() + "labels.txt";
+  std::ofstream(path, std::ios::binary) << "le\r\nchat\r\n";
+  EXPECT_THAT(*ParseLabels("--keys", "@" + path, 2), ElementsAre("le", "chat"));
+}
+
+TEST(XmlTest, EscapesMarkupAndReplacesWhatXmlCannotContain) {
+  EXPECT_EQ(EscapeXml("<a b=\"c\" d='e'>&été\t\n"),
+            "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;été\t\n");
+  constexpr char kReplaced[] = "a\uFFFDb";
+  for (const char* bad : {"a\x01"
+                          "b",
+                          "a\x1f"
+                          "b",
+                          "a\uFFFE"
+                          "b",
+                          "a\uFFFF"
+                          "b",
+                          "a\xff"
+                          "b"}) {
+    EXPECT_EQ(EscapeXml(bad), kReplaced);
+  }
+  EXPECT_EQ(EscapeXml(absl::string_view("a\0b", 3)), kReplaced);
 }
 
 TEST(LabelsTest, AreFoundByNameBeforeNumber) {
