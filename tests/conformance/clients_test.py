@@ -5,12 +5,15 @@ RAPT_CLIENTS names them. `./dev test clients` installs all, and waits for those 
 
 import concurrent.futures
 import os
+import pathlib
+import re
+import subprocess
 import time
 
 import numpy as np
 import pytest
 from grpc import StatusCode
-from grpc_clients import CLIENTS
+from grpc_clients import CLIENTS, TOOLS
 from rapt_server import RaptServer
 from tritonclient.grpc import service_pb2
 
@@ -165,3 +168,34 @@ def test_a_drained_server_completes_its_calls(name):
             outcome = call("unary", CHECK, b"", wait_for_ready=True).result()
             assert outcome == (StatusCode.OK, "", [SERVING])
         thread.submit(client.close).result()
+
+
+# --- docs/clients.md ------------------------------------------------------------------------------
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROTOS = HERE.parents[1] / "proto"
+
+
+def first_call(name, stubs):
+    """The command and environment of the example of a client's language. Python's stubs are generated into a folder."""
+    if name == "go":
+        return [f"{TOOLS}/go-first-call/first-call"], {}
+    if name == "java":
+        return ["java", "-cp", f"{TOOLS}/java-client:{TOOLS}/java-client/*", "FirstCall"], {}
+    if name == "node":
+        modules = {"NODE_PATH": f"{TOOLS}/node-client/node_modules"}
+        return ["node", HERE / "clients/node/first_call.js"], modules
+    python = os.environ["RAPT_KSERVE_ENV"] + "/bin/python"
+    generate = ["-m", "grpc_tools.protoc", "-I", PROTOS, f"--python_out={stubs}", f"--grpc_python_out={stubs}"]
+    subprocess.run([python, *generate, "rapt/v1/attention.proto"], check=True)
+    return [python, HERE / "clients/python/first_call.py"], {"PYTHONPATH": str(stubs)}
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"aio"}))
+def test_the_first_call_of_the_docs(server, name, tmp_path):
+    command, environment = first_call(name, tmp_path)
+    done = subprocess.run(
+        [*command, server.grpc_address, PROTOS], capture_output=True, text=True, timeout=60, env=os.environ | environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert [float(number) for number in re.findall(r"[\d.]+", done.stdout)] == [1, 1, 1, 2, 2, 3], done.stdout
