@@ -184,7 +184,10 @@ BINARY = json.dumps({"inputs": [{**t, **parameters(binary_data_size=16)} for t i
 BINARY = BINARY.replace('"data": [1, 0, 0, 1], ', "")
 BODIES = {
     "space after it": (TEXT + " \n", {}, 200, 200),
-    "a deep member": (TEXT[:-1] + ', "x":' + "[" * 2000 + "]" * 2000 + "}", {}, 200, 200),
+    "a nested member": (TEXT[:-1] + ', "x":' + "[" * 60 + "]" * 60 + "}", {}, 200, 200),
+    "a deep member": (TEXT[:-1] + ', "x":' + "[" * 2000 + "]" * 2000 + "}", {}, 200, 400),
+    "a member twice": (TEXT[:-1] + ', "id": "a", "id": "b"}', {}, 200, 400),
+    "a zero byte after it": (TEXT + "\0]]]]", {}, 200, 400),
     "text after it": (TEXT + "x", {}, 500, 400),
     "a comma too many": (TEXT[:-1] + ",}", {}, 500, 400),
     "an array": ("[1]", {}, 500, 400),
@@ -346,3 +349,30 @@ def test_an_error_in_a_stream(stubs):
         (answer,) = stub.ModelStreamInfer(iter([request]), timeout=60)
         assert answer.error_message and answer.infer_response.id == "7"
         assert answer.infer_response.parameters["triton_final_response"].bool_param == is_last
+
+
+# --- PyTriton's client ----------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+import numpy as np
+from pytriton.client import ModelClient
+
+x = np.eye(2, dtype=np.float32).reshape(1, 1, 2, 2)
+with ModelClient(sys.argv[1], "attention") as client:
+    answer = client.infer_sample(Q=x, K=x, V=x)
+print([*answer["Y"].ravel().tolist(), *answer["lse"].ravel().tolist()])
+"""
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_pytritons_client(servers, protocol):
+    """It asks for every output that the model's configuration has."""
+
+    def ask(server):
+        address = f"{protocol}://{server.grpc_address if protocol == 'grpc' else server.http_address}"
+        command = [os.environ["RAPT_PYTRITON_ENV"] + "/bin/python", "-W", "ignore", "-c", PROGRAM, address]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+
+    triton, rapt = (ask(server) for server in servers)
+    np.testing.assert_allclose(rapt, triton, rtol=1e-6)
