@@ -1,4 +1,4 @@
-// Reads .npy, .npz and .safetensors, and writes .npy.
+// Reads .npy, .npz, .safetensors and words of .txt, and writes .npy.
 import {fromBytes, latin, sizeOf, tensor, toBytes} from './tensor.js';
 
 const NPY_TYPES = {'<f4': 'FP32', '<f8': 'FP64', '<f2': 'FP16', '|b1': 'BOOL', '<i4': 'INT32', '<i8': 'INT64'};
@@ -60,9 +60,14 @@ function readSafetensors(bytes, name) {
   });
 }
 
-/** Returns the arrays of files by name. @returns {Promise<Map<string, import('./tensor.js').Tensor>>} */
+const linesOf = (bytes) => new TextDecoder().decode(bytes).replace(/\r?\n$/, '').split(/\r?\n/);
+
+/**
+ * Returns the arrays of files by name, and the lines of text files by theirs.
+ * @returns {Promise<{arrays: Map<string, import('./tensor.js').Tensor>, labels: Map<string, string[]>}>}
+ */
 export async function readFiles(files) {
-  const arrays = new Map();
+  const arrays = new Map(), labels = new Map();
   for (const file of files) {
     const bytes = new Uint8Array(await file.arrayBuffer());
     const stem = file.name.replace(/\.[^.]*$/, '');
@@ -74,11 +79,13 @@ export async function readFiles(files) {
       }
     } else if (/\.safetensors$/i.test(file.name)) {
       for (const [key, array] of readSafetensors(bytes, file.name)) arrays.set(key, array);
+    } else if (/\.txt$/i.test(file.name)) {
+      labels.set(file.name, linesOf(bytes));
     } else {
-      throw new RangeError(`${file.name} is none of .npy, .npz and .safetensors.`);
+      throw new RangeError(`${file.name} is none of .npy, .npz, .safetensors and .txt.`);
     }
   }
-  return arrays;
+  return {arrays, labels};
 }
 
 /** Returns the bytes of a .npy file; numpy has no BF16, which becomes FP32. */

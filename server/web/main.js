@@ -37,7 +37,7 @@ const map = $('rapt-heat-map'), words = $('rapt-words'), heads = $('rapt-heads')
 const forms = [$('#source'), $('#controls')];
 
 let state = parseState(location.hash);
-let arrays = null;      // of files
+let files = null;       // their arrays and words
 let shown = null;       // the answer to the last call; null after an error
 let running = new AbortController();   // ends a call that another one replaces
 let updating = new AbortController();  // likewise for an update of the view
@@ -51,8 +51,7 @@ let remark = '';        // what the last change of a control ignored or changed 
 
 function sourceOf() {
   if (state.source === 'files') {
-    if (!arrays) return null;
-    return sourceOfArrays(arrays);
+    return files && sourceOfArrays(files);
   }
   if (state.source === 'numbers') return state.n.trim() ? sourceOfNumbers(state.n) : null;
   return state.model ? sourceOfLayer(state) : sourceOfSentence(state);
@@ -398,9 +397,11 @@ function bindExamples() {
   });
 }
 
-async function useFiles(files) {
+async function useFiles(chosen) {
   try {
-    arrays = await readFiles(files);
+    const {arrays, labels} = await readFiles(chosen);
+    // Words that come alone are those of the arrays that are there.
+    files = {arrays: arrays.size === 0 && files ? files.arrays : arrays, labels};
     show({source: 'files', head: 0, layer: 0});
   } catch (error) {
     fail(error);
@@ -487,12 +488,17 @@ function bindTabs() {
   const names = Object.keys(VIEWS);
   for (const name of names) {
     const tab = el('button', {type: 'button', role: 'tab', id: `tab-${name}`, 'data-view': name, 'aria-controls': 'view'}, VIEWS[name]);
-    tab.addEventListener('click', () => {
+    tab.addEventListener('click', async () => {
       change({view: name}, {needsServer: false, isStep: true});
-      showView();
+      await showView();
+      $('.views').scrollIntoView({block: 'nearest'});
     });
     list.append(tab);
   }
+  $('#to-views').addEventListener('click', () => {
+    $('.views').scrollIntoView();
+    list.querySelector('[aria-selected=true]').focus({preventScroll: true});
+  });
   list.addEventListener('keydown', (event) => {
     const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
     if (!step) return;

@@ -34,6 +34,7 @@ const GAP_FROM = 12;  // pixels of a cell
 const HATCH_FROM = 5;
 const NUMBERS_FROM = 34;
 const MOST_OF_CELL = 0.92;      // of the width, for a number
+const SMALLEST_NUMBERS = 6;     // pixels; longer ones are left out
 const SIZE_OF_NUMBERS = 0.28;   // the font's, as a share of the cell
 const LARGEST_NUMBERS = 13;     // pixels
 const LARGEST_REM = 0.85;
@@ -82,10 +83,11 @@ function drawMatrix(context, matrix, cell, masked, largest) {
 }
 
 function drawNumbers(context, matrix, cell, largest) {
-  context.font = fontOf(Math.min(largest, SIZE_OF_NUMBERS * cell));
+  const {texts, size} = numbersOf(matrix, cell, Math.min(largest, SIZE_OF_NUMBERS * cell));
+  context.font = fontOf(size);
   context.textAlign = 'center';
   context.textBaseline = 'middle';
-  numbersOf(matrix, cell, context).forEach((text, at) => {
+  texts.forEach((text, at) => {
     context.fillStyle = inkOn(colourOf(matrix.values[at], matrix.range));
     context.fillText(text, ((at % matrix.columns) + 0.5) * cell, (Math.floor(at / matrix.columns) + 0.5) * cell);
   });
@@ -93,12 +95,14 @@ function drawNumbers(context, matrix, cell, largest) {
 
 const fontOf = (size) => `${size}px system-ui, sans-serif`;
 
-/** The numbers of all cells, with a decimal less if three don't fit into each; '' where none fits, and where it is masked. */
-function numbersOf({values, hidden}, cell, context) {
-  const fits = (text) => context.measureText(text).width <= MOST_OF_CELL * cell;
-  const textsOf = (decimals) => Array.from(values, (value, at) => (hidden?.[at] ? '' : show(value, decimals)));
-  const texts = textsOf(3), longest = texts.reduce((a, b) => (b.length > a.length ? b : a), '');
-  return fits(longest) ? texts : textsOf(2).map((text) => (fits(text) ? text : ''));
+/** The numbers of all cells as they are everywhere on the page, in one size, in which the longest fits; '' where a cell is masked. */
+function numbersOf({values, hidden}, cell, largest) {
+  const texts = Array.from(values, (value, at) => (hidden?.[at] ? '' : show(value)));
+  const measure = new OffscreenCanvas(1, 1).getContext('2d');
+  measure.font = fontOf(largest);
+  const widest = texts.reduce((most, text) => Math.max(most, measure.measureText(text).width), 0);
+  const size = Math.min(largest, (largest * MOST_OF_CELL * cell) / widest);
+  return {size, texts: size < SMALLEST_NUMBERS ? texts.fill('') : texts};
 }
 
 /** Makes the canvas show the matrix in cells of this many CSS pixels. */
@@ -149,15 +153,16 @@ export async function pngOf(matrix) {
   return canvas.convertToBlob({type: 'image/png'});
 }
 
+/** Characters that a document of XML can't have; words may have them. */
+const NOT_OF_XML = /[^\t\n\r\x20-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu;
+
 /** @returns {Blob} */
 export function svgOf(matrix) {
   const {rows, columns, values, hidden, rowLabels, columnLabels, range} = matrix;
   if (rows * columns > MOST_SVG_CELLS) throw new RangeError(`The matrix has ${rows} × ${columns} cells; an SVG has at most ${MOST_SVG_CELLS}. Save a PNG.`);
   const cell = PICTURE_CELL, width = LABEL_ROOM + columns * cell, height = LABEL_ROOM + rows * cell;
   const picture = svg('svg', {viewBox: `0 0 ${width} ${height}`, width, height, 'font-family': 'sans-serif', 'font-size': 13});
-  const size = SIZE_OF_NUMBERS * cell, measure = new OffscreenCanvas(1, 1).getContext('2d');
-  measure.font = fontOf(size);
-  const numbers = numbersOf(matrix, cell, measure);
+  const numbers = numbersOf(matrix, cell, SIZE_OF_NUMBERS * cell);
   picture.append(svg('rect', {width, height, fill: '#fff'}));
   rowLabels.forEach((label, row) => picture.append(
     svg('text', {x: LABEL_ROOM - 8, y: LABEL_ROOM + (row + 0.5) * cell + 4, 'text-anchor': 'end'}, label)));
@@ -169,8 +174,8 @@ export function svgOf(matrix) {
     const x = LABEL_ROOM + (at % columns) * cell, y = LABEL_ROOM + Math.floor(at / columns) * cell;
     const rgb = hidden?.[at] ? MASKED.light.ground : colourOf(values[at], range);
     picture.append(svg('rect', {x, y, width: cell - 1, height: cell - 1, fill: css(rgb)}));
-    const text = hidden?.[at] ? '–' : numbers[at];
-    picture.append(svg('text', {x: x + cell / 2, y: y + cell / 2 + 4, 'text-anchor': 'middle', 'font-size': size, fill: inkOn(rgb)}, text));
+    const text = hidden?.[at] ? '–' : numbers.texts[at];
+    picture.append(svg('text', {x: x + cell / 2, y: y + cell / 2 + 4, 'text-anchor': 'middle', 'font-size': numbers.size, fill: inkOn(rgb)}, text));
   }
-  return new Blob([new XMLSerializer().serializeToString(picture)], {type: 'image/svg+xml'});
+  return new Blob([new XMLSerializer().serializeToString(picture).replace(NOT_OF_XML, '\ufffd')], {type: 'image/svg+xml'});
 }

@@ -105,7 +105,7 @@ function wordsOf(sentence) {
   for (const {segment} of graphemes.segment(sentence)) {
     const isLetter = /[\p{L}\p{N}'’-]/u.test(segment);
     if (isLetter && isInWord) words[words.length - 1] += segment;
-    else if (/[^\s\p{Cf}\p{M}]/u.test(segment)) words.push(segment);
+    else if (/[^\s\p{Cc}\p{Cf}\p{M}]/u.test(segment)) words.push(segment);
     isInWord = isLetter;
   }
   if (words.length === 0) throw new RangeError('Type a sentence first.');
@@ -181,6 +181,22 @@ function numbered(queries, keys) {
 
 const NAMES = {q: /(^|\W|_)(q|query|queries)$/i, k: /(^|\W|_)(k|key|keys)$/i, v: /(^|\W|_)(v|value|values)$/i};
 
+/** The words of text files: of one those of queries, and of keys if there are as many; of two those whose name says so. */
+function namedBy(labels, queries, keys) {
+  const names = [...labels.keys()];
+  const nameOf = (letter) => names.find((name) => NAMES[letter].test(name.replace(/\.txt$/i, '')));
+  const ofKeys = nameOf('k'), ofQueries = nameOf('q') ?? names.find((name) => name !== ofKeys);
+  const read = (name, count, what) => {
+    const lines = labels.get(name);
+    if (lines.length !== count) throw new RangeError(`${name} has ${lines.length} lines; there are ${count} ${what}.`);
+    return labelsOf(lines.map((line) => line.replace(/\p{Cc}/gu, ' ').trim()));
+  };
+  const without = numbered(queries, keys);
+  const queryLabels = ofQueries ? read(ofQueries, queries, 'queries') : without.queryLabels;
+  if (ofKeys) return {queryLabels, keyLabels: read(ofKeys, keys, 'keys')};
+  return {queryLabels, keyLabels: ofQueries && keys === queries ? queryLabels : without.keyLabels};
+}
+
 function checkNotEmpty({shape}, name) {
   if (shape.includes(0)) throw new RangeError(`${name} has shape [${shape}]; an axis of 0 has nothing to show.`);
 }
@@ -217,10 +233,10 @@ function toWeights(t, name) {
 
 /**
  * Arrays named q, k and v are inputs of attention; a single other array is shown as weights.
- * @param {Map<string, import('./tensor.js').Tensor>} arrays
+ * @param {{arrays: Map<string, import('./tensor.js').Tensor>, labels: Map<string, string[]>}} files
  * @returns {Source}
  */
-export function sourceOfArrays(arrays) {
+export function sourceOfArrays({arrays, labels}) {
   const found = {};
   for (const [letter, pattern] of Object.entries(NAMES)) {
     const name = [...arrays.keys()].find((candidate) => pattern.test(candidate));
@@ -228,8 +244,9 @@ export function sourceOfArrays(arrays) {
   }
   if (found.q) {
     const q = found.q, k = found.k ?? q, v = found.v ?? k;
-    return {note: `Arrays of your files: q [${q.shape}], k [${k.shape}], v [${v.shape}].`, ...numbered(q.shape[2], k.shape[2]), q, k, v};
+    return {note: `Arrays of your files: q [${q.shape}], k [${k.shape}], v [${v.shape}].`, ...namedBy(labels, q.shape[2], k.shape[2]), q, k, v};
   }
+  if (arrays.size === 0) throw new RangeError('The files have words and no arrays; drop arrays, too.');
   if (arrays.size !== 1) {
     throw new RangeError(`The files have the arrays ${[...arrays.keys()].join(', ')}; name three of them q, k and v, or drop one array of weights.`);
   }
@@ -238,5 +255,5 @@ export function sourceOfArrays(arrays) {
   const [, , queries, keys] = weights.shape;
   const outside = weights.values.reduce((count, x) => count + (x < 0 || x > 1), 0);
   const note = outside ? ` ${outside} of its numbers are not from 0 to 1: they have the colour of 0 or 1, whichever is nearer.` : '';
-  return {note: `${name} [${array.shape}], shown as it is; the server computed nothing.${note}`, ...numbered(queries, keys), weights};
+  return {note: `${name} [${array.shape}], shown as it is; the server computed nothing.${note}`, ...namedBy(labels, queries, keys), weights};
 }

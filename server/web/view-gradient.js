@@ -10,6 +10,9 @@ const PARTS = [
   ['dV', 'Values. A word’s value counts as much as its weight, in every number.'],
 ];
 
+/** What rounding leaves of a gradient of 0, as a share of the largest of V's: it is not drawn in full colour. */
+const NOISE = 1e-6;
+
 class Gradient extends HTMLElement {
   #heading = el('h3');
   #maps = PARTS.map(([name, text]) => ({name, text, map: el('rapt-heat-map')}));
@@ -26,6 +29,7 @@ class Gradient extends HTMLElement {
     const gradients = await gradientsOf(call, y.shape, head, row, signal);
     signal.throwIfAborted();
     this.#heading.replaceChildren(...phrase`What the output of “${source.queryLabels[row]}” depends on`);
+    const least = NOISE * largestOf(gradients.dV.values);
     const queriesPerKey = call.inputs.Q.shape[1] / call.inputs.K.shape[1];
     for (const {name, map} of this.#maps) {
       const t = gradients[name];
@@ -33,15 +37,18 @@ class Gradient extends HTMLElement {
       const values = headOf(t, name === 'dQ' ? head : Math.floor(head / queriesPerKey));
       map.show({
         rows, columns, values, rowLabels: name === 'dQ' ? source.queryLabels : source.keyLabels,
-        columnLabels: Array.from({length: columns}, (_, n) => String(n)), range: around0(values),
+        columnLabels: Array.from({length: columns}, (_, n) => String(n)), range: around0(values, least),
       }, {name: `${name} for ${source.queryLabels[row]}`, verb: 'number', ends: ['lowers', 'raises']});
       map.mark(Math.min(row, rows - 1));
     }
   }
 }
 
-function around0(values) {
-  const size = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
+const largestOf = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+
+/** `least`: the smallest end of the scale. */
+function around0(values, least) {
+  const size = Math.max(largestOf(values), least) || 1;
   return {low: -size, high: size, isAround0: true};
 }
 customElements.define('rapt-gradient', Gradient);

@@ -15,6 +15,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+import xml.etree.ElementTree
 
 import numpy as np
 import pytest
@@ -745,6 +746,52 @@ def test_saved_files(explorer):
     assert svg.startswith("<svg") and svg.count("<rect") == 37 and ">1.000</text>" in svg
 
 
+def test_a_saved_picture_is_xml_whatever_the_words_are(explorer):
+    """XML has neither control characters nor U+FFFE."""
+    explorer.open("#s=a%01b+%EF%BF%BE+%3C%26")
+    picture = xml.etree.ElementTree.parse(download(explorer, "SVG"))
+    words = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")][:5]
+    assert words == ["a", "b", "\ufffd", "<", "&"]
+
+
+def test_numbers_have_three_decimals_where_they_are_long(explorer, tmp_path):
+    """They are smaller there. In cells as on top of the map."""
+    weights = np.array([[-1234.5678, 0.5], [0.25, 1]])
+    np.save(tmp_path / "weights.npy", weights)
+    explorer.open("#source=files").page.set_input_files("#files", tmp_path / "weights.npy")
+    expect(explorer.page.locator("#note")).to_contain_text("the server computed nothing")
+    cells = [text for text in xml.etree.ElementTree.parse(download(explorer, "SVG")).iter("{http://www.w3.org/2000/svg}text")][4:]
+    assert [cell.text for cell in cells] == ["−1234.568", "0.500", "0.250", "1.000"]
+    assert {float(cell.get("font-size")) < 40 * 0.28 for cell in cells} == {True}
+    np.testing.assert_allclose(explorer.weights(), weights, atol=LABEL_STEP)
+
+
+@pytest.mark.parametrize("end", ("\n", "\r\n"))
+def test_words_of_files(explorer, tmp_path, end):
+    save_arrays(tmp_path)
+    queries, keys = "the cat <b> the \u732b".split(), "a b c d e f g".split()
+    (tmp_path / "words.txt").write_text(end.join([*queries, ""]), newline="")
+    (tmp_path / "keys.txt").write_text(end.join(keys), newline="")
+    arrays = [tmp_path / f"{name}.npy" for name in "qkv"]
+    explorer.open("#source=files").page.set_input_files("#files", [*arrays, tmp_path / "words.txt"])
+    first = explorer.page.locator(CELLS).first
+    expect(first).to_have_attribute("aria-label", re.compile("^the₁ attends to k0: "))
+    explorer.page.set_input_files("#files", [tmp_path / "words.txt", tmp_path / "keys.txt"])  # the arrays stay
+    expect(first).to_have_attribute("aria-label", re.compile("^the₁ attends to a: "))
+    assert explorer.page.locator(CELLS).nth(3 * 7).get_attribute("aria-label").startswith("the₂ attends to a: ")
+    explorer.page.set_input_files("#files", [*arrays, tmp_path / "keys.txt"])
+    expect(first).to_have_attribute("aria-label", re.compile("^q0 attends to a: "))
+
+
+def test_words_of_files_that_do_not_fit(explorer, tmp_path):
+    save_arrays(tmp_path)
+    (tmp_path / "words.txt").write_text("one\ntwo\n")
+    explorer.open("#source=files").page.set_input_files("#files", tmp_path / "words.txt")
+    expect(explorer.page.get_by_role("status")).to_have_text("The files have words and no arrays; drop arrays, too.")
+    explorer.page.set_input_files("#files", [tmp_path / name for name in ("q.npy", "words.txt")])
+    expect(explorer.page.get_by_role("status")).to_have_text("words.txt has 2 lines; there are 5 queries.")
+
+
 def save_arrays(folder):
     rng = np.random.default_rng(27)
     arrays = {name: rng.standard_normal((2, size, 8)).astype(np.float32) for name, size in (("q", 5), ("k", 7), ("v", 7))}
@@ -1116,10 +1163,10 @@ def test_a_layer_with_a_key_of_its_own(browser, tmp_path):
 
 def test_a_wrong_file_is_explained(explorer, tmp_path):
     np.save(tmp_path / "names.npy", np.array(["a", "b"]))
-    (tmp_path / "notes.txt").write_text("text")
+    (tmp_path / "notes.md").write_text("text")
     explorer.open("#source=files")
     np.save(tmp_path / "empty.npy", np.zeros((0, 3), np.float32))
-    for name, message in [("empty.npy", "empty has shape [0,3]; an axis of 0"), ("names.npy", "names.npy has the type <U1; it must be one of"), ("notes.txt", "notes.txt is none of .npy")]:
+    for name, message in [("empty.npy", "empty has shape [0,3]; an axis of 0"), ("names.npy", "names.npy has the type <U1; it must be one of"), ("notes.md", "notes.md is none of .npy")]:
         explorer.page.set_input_files("#files", tmp_path / name)
         expect(explorer.page.get_by_role("status")).to_contain_text(message)
 
@@ -1186,6 +1233,15 @@ def test_gradients(explorer):
     for n, want in enumerate([row * (slopes @ k), np.outer(slopes, q[2]), np.outer(weights, np.ones(6))]):
         np.testing.assert_allclose(labels_of(maps.nth(n)), want, atol=LABEL_STEP + 1e-5)
         expect(maps.nth(n).locator("[tabindex='0'][role=gridcell]")).to_have_attribute("aria-label", re.compile("^sat number"))
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "FP64", "BF16"])
+def test_the_noise_of_a_gradient_is_not_drawn_in_full_colour(explorer, dtype):
+    """The first word sees itself alone under a causal mask: its output depends on no score, but for rounding."""
+    explorer.open(f"#s=my+sister+lent+her+bike&heads=4&view=gradient&causal=1&type={dtype}")
+    legends = explorer.page.locator("rapt-gradient .legend")
+    ends = ["lowers −0.0000010.000001 raises"] * 2 + ["lowers −11 raises"]
+    expect(legends).to_have_text(ends)
 
 
 def test_gradients_of_the_last_queries(explorer, tmp_path):
@@ -1456,6 +1512,19 @@ class Held:
         for route in self.routes[order]:
             route.continue_()
         self.page.wait_for_load_state("networkidle")
+
+
+@pytest.mark.parametrize("width, height", [(1440, 900), (1280, 800)])
+def test_a_chosen_view_is_in_sight(browser, server, width, height):
+    with open_page(browser, f"http://{server.http_address}") as explorer:
+        explorer.page.set_viewport_size({"width": width, "height": height})
+        explorer.open()
+        button = explorer.page.get_by_role("button", name="Go to the views")
+        expect(button).to_be_in_viewport(ratio=1)
+        button.click()
+        expect(explorer.page.get_by_role("tab", name="Compare")).to_be_focused()
+        explorer.page.get_by_role("tab", name="Gradient").click()
+        expect(explorer.page.locator("rapt-gradient canvas").first).to_be_in_viewport(ratio=1)
 
 
 def test_a_view_shows_the_last_choice(explorer):
