@@ -39,7 +39,9 @@ RUN apt-get update -qq && \
     rm -rf /tmp/* /var/lib/apt/lists/* /var/cache/* /var/log/*
 # An unnamed user: the server needs no home directory, no shell and no writable file.
 USER 65532:65532
-ENV RAPT_HTTP_ADDRESS=0.0.0.0:8000 RAPT_GRPC_ADDRESS=0.0.0.0:8001 RAPT_METRICS_ADDRESS=0.0.0.0:8002
+# Other containers reach ports published on the host by that name; those of a network by names that RAPT_HTTP_HOSTS lists.
+ENV RAPT_HTTP_ADDRESS=0.0.0.0:8000 RAPT_GRPC_ADDRESS=0.0.0.0:8001 RAPT_METRICS_ADDRESS=0.0.0.0:8002 \
+    RAPT_HTTP_HOSTS=host.docker.internal
 EXPOSE 8000 8001 8002
 # The server is process 1: on SIGTERM it drains and exits with 0.
 STOPSIGNAL SIGTERM

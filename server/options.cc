@@ -26,6 +26,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "attention/problem_text.h"
 #include "base/arguments.h"
@@ -88,6 +89,12 @@ std::vector<Setting> SettingsOf(Options& o) {
        "the most bytes of JSON in a request or an answer; tensors as binary data do not count",
        // As text, numbers in it become at most 6 times as long; Protocol Buffers has 2 GiB.
        Bytes(1, int64_t{256} << 20)},
+      {"http_hosts", &o.http.hosts,
+       "names by which clients reach --http_address in plain text, separated by commas: "
+       "rapt.example.org, or *.example.org for all below it, or * for any; IP addresses, localhost "
+       "and the name of this machine need not be listed; calls to other hosts are refused, as "
+       "those "
+       "of a web page whose name was made to resolve here"},
       {"http_allow_origin", &o.http.allow_origin,
        "origins of web pages that may call --http_address, separated by commas: "
        "https://example.org; empty: none"},
@@ -229,11 +236,14 @@ using rapt::ParseValue;
 
 absl::Status ParseValue(std::string_view name, const std::string& text, milliseconds& value) {
   absl::Duration duration;
-  if (!absl::ParseDuration(text, &duration)) {
-    return BadValue(name, text, "a duration such as 20s or 500ms");
+  if (absl::ParseDuration(text, &duration)) {
+    // A parsed duration is rounded to a quarter of a nanosecond.
+    const bool is_rounded_to_0 =
+        duration == absl::ZeroDuration() && text.find_first_of("123456789") != std::string::npos;
+    value = absl::ToChronoMilliseconds(duration);
+    if (absl::FromChrono(value) == duration && !is_rounded_to_0) return absl::OkStatus();
   }
-  value = absl::ToChronoMilliseconds(absl::Floor(duration, absl::Milliseconds(1)));
-  return absl::OkStatus();
+  return BadValue(name, text, "a duration in whole milliseconds such as 20s or 500ms");
 }
 
 absl::Status ParseValue(std::string_view name, const std::string& text, LogFormat& value) {
@@ -478,6 +488,59 @@ absl::Status CheckGrpcAddress(const Options& options) {
                       security.insecure || !security.tls_cert.empty());
 }
 
+bool IsHostText(absl::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '-' || c == '_';
+  });
+}
+
+absl::Status CheckHttpHosts(const std::string& hosts) {
+  for (const absl::string_view item : absl::StrSplit(hosts, ',', absl::SkipEmpty())) {
+    absl::string_view name = item;
+    if (item == "*" || (absl::ConsumePrefix(&name, "*.") && IsHostText(name)) || IsHostText(item)) {
+      continue;
+    }
+    return Invalid("--http_hosts has '", item,
+                   "'; it must have names of hosts, without port, such as rapt.example.org or "
+                   "*.example.org, or *");
+  }
+  return absl::OkStatus();
+}
+
+// Whether a browser sends this origin: a scheme and a host in lower case, and a port that is not
+// the scheme's own.
+bool IsOrigin(absl::string_view text) {
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits("://", 1));
+  const auto& [scheme, authority] = parts;
+  absl::string_view host = authority, port;
+  if (const size_t colon = authority.rfind(':');
+      colon != absl::string_view::npos && !absl::EndsWith(authority, "]")) {
+    host = authority.substr(0, colon);
+    port = authority.substr(colon + 1);
+    int number = 0;
+    if (!absl::SimpleAtoi(port, &number) || number < 1 || number > 65535 ||
+        absl::StrCat(number) != port) {
+      return false;
+    }
+  }
+  const bool is_ipv6 = absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]") &&
+                       host.find_first_not_of("0123456789abcdef:.") == absl::string_view::npos;
+  return IsHostText(scheme) && (is_ipv6 || IsHostText(host)) &&
+         std::none_of(text.begin(), text.end(), absl::ascii_isupper) &&
+         !(scheme == "http" && port == "80") && !(scheme == "https" && port == "443");
+}
+
+absl::Status CheckOrigins(const std::string& origins) {
+  for (const absl::string_view origin : absl::StrSplit(origins, ',', absl::SkipEmpty())) {
+    if (IsOrigin(origin)) continue;
+    return Invalid("--http_allow_origin has '", origin,
+                   "'; it must have origins as browsers send them, in lower case and without path "
+                   "or default port, such as https://example.org or http://localhost:3000");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckHttpAddress(const Options& options) {
   if (options.http.address.empty()) return absl::OkStatus();
   const SecurityOptions& security = options.security;
@@ -540,6 +603,8 @@ absl::Status CheckCache(const CacheOptions& cache) {
 absl::Status Check(absl::Span<const Setting> settings, const Options& options) {
   absl::Status status = CheckGrpcAddress(options);
   status.Update(CheckHttpAddress(options));
+  status.Update(CheckHttpHosts(options.http.hosts));
+  status.Update(CheckOrigins(options.http.allow_origin));
   status.Update(CheckSecurity(options));
   status.Update(
       CheckAddress("metrics_address", options.metrics_address, options.security.insecure));

@@ -38,6 +38,7 @@ struct GrpcOptions {
 struct HttpOptions {
   std::string address = "127.0.0.1:8000";  // "host:port", port 0: a free one; empty: none
   int64_t max_json_bytes = int64_t{8} << 20;
+  std::string hosts;         // separated by commas
   std::string allow_origin;  // separated by commas; empty: none
   bool explorer = true;
 };

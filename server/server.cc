@@ -169,10 +169,15 @@ struct Caches {
   cache::Sequences sequences;
 };
 
-// "host/127.0.0.1:8001", cut to the length that ids allow.
-std::string DefaultInstance(const std::string& address) {
+std::string HostName() {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
+  return host;
+}
+
+// "host/127.0.0.1:8001", cut to the length that ids allow.
+std::string DefaultInstance(const std::string& address) {
+  const std::string host = HostName();
   const size_t most = cache::kMaxInstanceBytes;
   const std::string suffix = absl::StrCat("/", address).substr(0, most);
   return absl::StrCat(absl::string_view(host).substr(0, most - suffix.size()), suffix);
@@ -206,8 +211,16 @@ http::Serve ServeBy(http::Router router) {
              const http::Request& request) { return router->Find(request); };
 }
 
-std::vector<std::string> OriginsOf(const std::string& list) {
+std::vector<std::string> ItemsOf(const std::string& list) {
   return absl::StrSplit(list, ',', absl::SkipEmpty());
+}
+
+// Names of --http_address. With TLS any is right that the certificate has, which clients check.
+std::optional<http::HostNames> HostNamesOf(const Options& options) {
+  if (!options.security.tls_cert.empty()) return std::nullopt;
+  std::vector<std::string> names = ItemsOf(options.http.hosts);
+  names.push_back(HostName());
+  return http::HostNames(std::move(names));
 }
 
 std::string WithPort(const std::string& address, int port) {
@@ -494,7 +507,8 @@ absl::Status ServerImpl::ServeRest() {
                            .threads = WireThreads(options_.compute.threads),
                            .max_connections = options_.grpc.max_connections,
                            .max_connections_per_address = options_.grpc.max_connections_per_address,
-                           .connection = {.allowed_origins = OriginsOf(options_.http.allow_origin),
+                           .connection = {.hosts = HostNamesOf(options_),
+                                          .allowed_origins = ItemsOf(options_.http.allow_origin),
                                           .refuses_other_origins = true}},
                           ServeBy(std::move(router)), memory_->clock, &http_services_);
   if (!server.ok()) return server.status();

@@ -10,6 +10,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace rapt {
@@ -17,6 +18,7 @@ namespace {
 
 constexpr const char* kDefaultAddress = "127.0.0.1:8001";
 constexpr double kMaxTimeoutS = 86400;
+constexpr std::chrono::seconds kTimeToAnswerOtherwise{2};
 
 std::string Environment(const char* name, const char* fallback) {
   const char* value = std::getenv(name);
@@ -46,7 +48,36 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
       absl::StrFormat("--token-file %s can't be read or is empty; it must hold a token", path));
 }
 
+// Whether a server answers at the address if TLS is used where it was not, or the reverse. Sends no
+// token.
+bool AnswersOtherwise(const std::string& address, client::Options options) {
+  if (absl::StartsWith(address, "unix:")) return false;
+  if (options.tls) {
+    options.tls = std::nullopt;
+  } else {
+    options.tls.emplace();
+  }
+  options.token.clear();
+  options.connect_timeout = {};
+  options.retries.max_attempts = 1;
+  const absl::StatusOr<std::unique_ptr<client::Client>> server =
+      client::Client::Connect(address, options);
+  if (!server.ok()) return false;
+  const absl::Status status =
+      (*server)->CheckHealth("", {.timeout = kTimeToAnswerOtherwise}).status();
+  if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return true;
+  // Its certificate is seldom one of the system's authorities.
+  return options.tls && absl::StrContains(absl::AsciiStrToLower(status.message()), "certificate");
+}
+
 absl::Status Unreachable(const std::string& address, const client::Options& options) {
+  if (AnswersOtherwise(address, options)) {
+    return absl::UnavailableError(absl::StrCat(
+        "the server at ", address,
+        options.tls
+            ? " speaks plain text; leave out --tls and its files, also RAPT_TLS_CA"
+            : " speaks TLS; name the authority of its certificate by --tls-ca, or set --tls"));
+  }
   return absl::UnavailableError(absl::StrFormat(
       "can't reach a server at %s%s; start rapt-server there and wait until it is ready, or set "
       "--address",
@@ -76,6 +107,8 @@ std::vector<Flag> ServerFlags::Table() {
 }
 
 absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags) {
+  // Errors are told once, by the program. gRPC reads it when it starts.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   if (!(flags.timeout_s > 0 && flags.timeout_s <= kMaxTimeoutS)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--timeout is %g; it takes seconds, more than 0 and at most %g",

@@ -210,13 +210,17 @@ class TlsSocket final : public Socket {
 
   void CountHandshakeMessage();
   // Returns whether OpenSSL may parse these bytes of the client.
-  bool Admits(absl::Span<const uint8_t> bytes) { return records_.OnBytes(bytes, phase()); }
+  bool Admits(absl::Span<const uint8_t> bytes) {
+    if (first_byte_ == 0) first_byte_ = bytes.front();
+    return records_.OnBytes(bytes, phase());
+  }
 
  private:
   using Ssl = std::unique_ptr<SSL, FreeBy<SSL_free>>;
 
   void Begin();
   bool TakeName();
+  void AnswerPlainText() const;
   ClientRecords::Phase phase() const {
     if (is_open_) return ClientRecords::Phase::kOpen;
     return SSL_version(ssl_.get()) == TLS1_2_VERSION ? ClientRecords::Phase::kVerify
@@ -227,6 +231,7 @@ class TlsSocket final : public Socket {
   Reloaded<TlsAcceptor::Context>& context_;
   Ssl ssl_;  // null until the first bytes arrive
   ClientRecords records_;
+  uint8_t first_byte_ = 0;  // of the client's
   bool is_open_ = false;
   bool has_ended_ = false;  // what is read
   bool has_failed_ = false;
@@ -313,8 +318,22 @@ Socket::Handshake TlsSocket::ContinueHandshake() {
       return Handshake::kNeedsWrite;
     default:
       has_failed_ = true;
+      AnswerPlainText();
       return Handshake::kFailed;
   }
+}
+
+// Tells a client of HTTP/1.1, or of HTTP/2, that it should use TLS. Its bytes, or at least the
+// first ones, are read before, because a close with unread bytes may discard the answer.
+void TlsSocket::AnswerPlainText() const {
+  if (first_byte_ < 'A' || first_byte_ > 'Z') return;  // of a method, or PRI
+  std::array<char, SSL3_RT_MAX_PLAIN_LENGTH> unread;
+  recv(descriptor(), unread.data(), unread.size(), MSG_DONTWAIT);
+  constexpr absl::string_view kBody = R"({"error":"this port speaks TLS; use https, or TLS"})";
+  const std::string answer =
+      absl::StrCat("HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: ",
+                   kBody.size(), "\r\nConnection: close\r\n\r\n", kBody);
+  send(descriptor(), answer.data(), answer.size(), MSG_NOSIGNAL);
 }
 
 // Called only with a certificate that the handshake has verified. Returns false if its name can't

@@ -91,7 +91,8 @@ TLS = ("--tls-ca=ca.crt", "--tls-cert=alice.crt", "--tls-key=alice.key")
         (("info", *TLS), 1, "UNAUTHENTICATED"),
         (("health", *TLS), 0, "SERVING"),
         (("health", "--tls-ca=ca.crt"), 3, "certificates that both sides trust"),
-        (("health",), 3, "can't reach"),
+        (("health",), 3, "speaks TLS"),
+        (("info",), 3, "speaks TLS"),
         (("info", "--token-file=alice.token"), 2, "never sent in plain text"),
         (("info", *TLS, "--token-file=none"), 2, "none"),
         (("info", "--tls-ca=none"), 2, "none"),
@@ -106,6 +107,17 @@ def test_the_command_line_reports_errors(server, files, arguments, code, message
     assert ran.returncode == code, ran
     assert message in ran.stdout + ran.stderr, ran
     assert TOKEN not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("command", ["health", "info"])
+def test_tls_against_plain_text_is_told(files, command):
+    with RaptServer() as plain:
+        ran = subprocess.run(
+            [os.environ["RAPT"], command, "--tls-ca=ca.crt", f"--address={plain.grpc_address}"],
+            cwd=files, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert ran.returncode == 3, ran
+    assert ran.stderr.count("\n") == 1 and "speaks plain text; leave out --tls" in ran.stderr, "nothing of gRPC's own"
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,20 @@ def test_http_is_served_beside_grpc(values, protocol):
     assert {"port": "http"} in policy["ingress"][0]["ports"], "callers over HTTP are those over gRPC"
 
 
+def test_hosts_of_plain_http_are_the_services():
+    def hosts(*values):
+        args = container_of(render(values))["args"]
+        return [arg.removeprefix("--http_hosts=").split(",") for arg in args if arg.startswith("--http_hosts=")]
+
+    (names,) = hosts(*PLAIN, "server.httpHosts={rapt.example.org,*.a.example}")
+    for resource in render_all(PLAIN):
+        if resource["kind"] == "Service":
+            name = resource["metadata"]["name"]
+            assert name in names and f"{name}.attention.svc.cluster.local" in names
+    assert names[-2:] == ["rapt.example.org", "*.a.example"]
+    assert hosts(*TLS) == [], "over TLS the certificate has the names"
+
+
 def test_the_image_publishes_the_ports_of_the_chart():
     dockerfile = (CHART.parents[2] / "Dockerfile").read_text()
     container = container_of(render(PLAIN))

@@ -300,13 +300,47 @@ TEST_F(RestTest, AFramingErrorIsAnsweredOnce) {
         head + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         head + "Transfer-Encoding: chunked\r\n\r\nx\r\n",
         head + "Transfer-Encoding: chunked\r\n\r\n1\nx\r\n0\r\n\r\n",
-        head + "Content-Length: 1\n\nx", head + "Content-Length : 1\r\n\r\nx"}) {
+        head + "Content-Length: 1\n\nx", head + "Content-Length : 1\r\n\r\nx",
+        // A header of several lines.
+        head + "Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        head + "Transfer-Encoding: chunked,\r\n\tchunked\r\n\r\n0\r\n\r\n",
+        head + "X: a\r\n b\r\nContent-Length: 1\r\n\r\nx",
+        head + "\tX: a\r\nContent-Length: 1\r\n\r\nx",
+        // A chunked body that lacks its last line, or one within: the next request is no trailer.
+        head + "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n",
+        head + "Transfer-Encoding: chunked\r\n\r\n1\r\nx0\r\n\r\n",
+        head + "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n folded: x\r\n\r\n",
+        // Beyond what any counter holds.
+        head + "Content-Length: 18446744073709551615\r\n\r\nx",
+        head + "Content-Length: 18446744073709551616\r\n\r\nx"}) {
     RawHttp connection(server_.http_address());
     connection.Send(request + RequestText("GET", "/v2/health/live"));
     EXPECT_EQ(connection.Read().status, 400) << request;
     connection.EndWriting();
     EXPECT_TRUE(connection.IsClosed()) << request;
   }
+}
+
+TEST_F(RestTest, ALengthThatIsTooLongIsToldAsItIs) {
+  const auto ask = [&](const char* length) {
+    return RawHttp(server_.http_address())
+        .Ask(absl::StrCat("POST ", kInfer,
+                          " HTTP/1.1\r\nHost: localhost\r\nContent-Length: ", length, "\r\n\r\n"));
+  };
+  const RawResponse most = ask("18446744073709551615");
+  EXPECT_EQ(most.status, 400);
+  EXPECT_THAT(most.body, HasSubstr("Content-Length is 18446744073709551615; it must be at most "));
+  const RawResponse long_one = ask("576460752303423487");
+  EXPECT_EQ(long_one.status, 413);
+  EXPECT_THAT(long_one.body, HasSubstr("576460752303423487 bytes"));
+}
+
+TEST_F(RestTest, ATlsClientOfThisPortIsClosed) {
+  RawHttp connection(server_.http_address());
+  connection.Send(absl::string_view("\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00", 10));
+  EXPECT_EQ(connection.Read().status, 400);
+  connection.EndWriting();
+  EXPECT_TRUE(connection.IsClosed());
 }
 
 TEST_F(RestTest, PipelinedRequestsAreAnsweredInOrderUntilGarbage) {
@@ -360,14 +394,53 @@ TEST_F(RestTest, AHostThatResolvesHereIsNoHostOfOurs) {
   for (const char* host : {"localhost", "LOCALHOST:1", "127.0.0.1:8000", "127.0.0.2", "[::1]:80"}) {
     EXPECT_EQ(ask("/v2", host), 200) << host;
   }
-  for (const char* host :
-       {"evil.example", "localhost.evil.example", "127.evil.example", "::1", ""}) {
+  for (const char* host : {"evil.example", "localhost.evil.example", "127.evil.example", ""}) {
     EXPECT_EQ(ask("/v2", host), 403) << host;
   }
+  for (const char* host : {"::1", "127.0.0.1:99999999", "localhost:abc", "[::1", "local host"}) {
+    EXPECT_EQ(ask("/v2", host), 400) << host;
+    EXPECT_EQ(ask(absl::StrCat("http://localhost/v2"), host), 400) << host;
+  }
+  EXPECT_EQ(ask("http://localhost:99999999/v2", "localhost"), 400);
   EXPECT_EQ(ask("http://evil.example/v2", "localhost"), 403);
   EXPECT_EQ(ask("http://localhost:1/v2", "evil.example"), 200);
   EXPECT_EQ(ask("/v2", "localhost:80@evil.example"), 400);
   EXPECT_EQ(ask("http://localhost:80@evil.example/v2", "localhost"), 400);
+}
+
+// On all addresses, as in a container.
+class PublicRestTest : public RestTest {
+ protected:
+  PublicRestTest()
+      : RestTest({"--http_address=0.0.0.0:0", "--insecure", "--http_hosts=rapt,*.example.org",
+                  "--kv_cache_bytes=4194304"}) {}
+};
+
+TEST_F(PublicRestTest, OnlyListedNamesAreOurs) {
+  const std::string address =
+      absl::StrCat("127.0.0.1", server_.http_address().substr(server_.http_address().rfind(':')));
+  const auto ask = [&](absl::string_view path, absl::string_view host,
+                       absl::string_view more = "") {
+    return RawHttp(address).Ask(absl::StrCat("POST ", path, " HTTP/1.1\r\nHost: ", host, "\r\n",
+                                             more, "Content-Length: 2\r\n\r\n{}"));
+  };
+  for (const char* host : {"rapt", "rapt:8000", "a.example.org", "localhost", "127.0.0.1",
+                           "10.1.2.3", "[2001:db8::1]:80"}) {
+    EXPECT_EQ(ask("/v2/repository/index", host).status, 200) << host;
+  }
+  // A page whose name was made to resolve here is of the same origin as its requests.
+  for (const char* path :
+       {"/v2/repository/index", "/v2/repository/models/attention/unload", "/rapt/v1/caches/list"}) {
+    const RawResponse response =
+        ask(path, "evil.example:8000", "Origin: http://evil.example:8000\r\n");
+    EXPECT_EQ(response.status, 403) << path;
+    EXPECT_THAT(response.body, HasSubstr("the host is 'evil.example'; it must be localhost, an IP "
+                                         "address or a name that --http_hosts lists"));
+  }
+  EXPECT_EQ(RawHttp(server_.metrics_address())
+                .Ask("GET /readyz HTTP/1.1\r\nHost: any.example\r\n\r\n")
+                .status,
+            200);
 }
 
 // --- The life of a call --------------------------------------------------------------------------

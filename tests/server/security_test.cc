@@ -37,6 +37,7 @@
 #include "tests/support/loopback.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/rapt_reason.h"
+#include "tests/support/raw_http.h"
 #include "tests/support/raw_http2.h"
 #include "tests/support/server_process.h"
 
@@ -211,6 +212,23 @@ TEST_F(SecurityTest, GarbageOnTheTlsPortHasNoEffect) {
     test::Exchange(server.grpc_address(), garbage);
   }
   EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok());
+}
+
+TEST_F(SecurityTest, PlainTextOnTheTlsPortIsToldSo) {
+  const ServerProcess server(TlsFlags());
+  for (const std::string& address : {server.grpc_address(), server.http_address()}) {
+    for (const char* text :
+         {"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+          "POST /v2/models/attention/infer HTTP/1.1\r\nHost: localhost\r\n\r\n{}",
+          "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}) {
+      test::RawHttp connection(address);
+      const test::RawResponse response = connection.Ask(text);
+      EXPECT_EQ(response.status, 400) << text;
+      EXPECT_THAT(response.body, HasSubstr("this port speaks TLS")) << text;
+      connection.EndWriting();
+      EXPECT_TRUE(connection.IsClosed()) << text;
+    }
+  }
 }
 
 // --- Reloaded files ------------------------------------------------------------------------------

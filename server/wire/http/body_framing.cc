@@ -13,6 +13,16 @@ namespace {
 
 constexpr size_t kMaxSizeDigits = 15;  // fits int64_t
 
+// Whether a line is "Name: value". Any other line after the last chunk is of a next request whose
+// body lacks its end.
+bool IsField(absl::string_view line) {
+  const absl::string_view name = line.substr(0, line.find(':'));
+  return !name.empty() && name.size() < line.size() &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return absl::ascii_isalnum(c) || absl::StrContains("!#$%&'*+-.^_`|~", char(c));
+         });
+}
+
 // "1f" or "1f;name=value"
 std::optional<uint64_t> ParseSize(absl::string_view line) {
   absl::string_view digits = line.substr(0, line.find(';'));
@@ -56,7 +66,11 @@ BodyFraming::Next BodyFraming::OnLine() {
   }
   if (state_ == State::kTrailers) {
     trailer_bytes_ += line_.size() + 1;
-    if (line.empty()) state_ = State::kEnd;
+    if (line.empty()) {
+      state_ = State::kEnd;
+    } else if (!IsField(line)) {
+      return Next::kMalformed;
+    }
     return trailer_bytes_ > kMaxTrailers ? Next::kMalformed : Next::kNeedMore;
   }
   const std::optional<uint64_t> size = ParseSize(line);

@@ -40,13 +40,6 @@ constexpr char kAllowedHeaders[] =
     "authorization, content-type, inference-header-content-length, grpc-timeout, traceparent";
 constexpr char kExposedHeaders[] = "inference-header-content-length, retry-after, traceparent";
 
-// "localhost:8000" -> "localhost"
-absl::string_view WithoutPort(absl::string_view authority) {
-  const size_t colon = authority.rfind(':');
-  const bool has_port = colon != absl::string_view::npos && !absl::EndsWith(authority, "]");
-  return has_port ? authority.substr(0, colon) : authority;
-}
-
 absl::string_view BytesOf(const OutputBuffer& payload) {
   return {reinterpret_cast<const char*>(payload.bytes.data()), payload.bytes.size()};
 }
@@ -266,14 +259,7 @@ std::optional<Response> Connection::CheckHead() const {
     return ErrorResponse(
         400, absl::StrCat("the request has ", hosts.size(), " Host headers; it must have 1"));
   }
-  if (absl::StrContains(Authority(), '@')) {
-    return ErrorResponse(400, "the host of the request must have no user before it");
-  }
-  if (owner_.settings().requires_loopback_host && !IsOurHost()) {
-    return ErrorResponse(
-        403, absl::StrCat("the host is '", absl::CHexEscape(Authority().substr(0, 64)),
-                          "'; it must be localhost or a loopback address: 127.0.0.1, [::1]"));
-  }
+  if (std::optional<Response> error = CheckHost()) return error;
   if (owner_.settings().refuses_other_origins && !IsOurPage()) {
     return ErrorResponse(403, "the origin is not listed in --http_allow_origin");
   }
@@ -303,13 +289,19 @@ absl::string_view Connection::Authority() const {
   return request_.Value("host").value_or("localhost");
 }
 
-bool Connection::IsOurHost() const {
-  const absl::string_view host = WithoutPort(Authority());
-  // An address can't be a name that resolves to another address.
-  const bool is_loopback_address =
-      host == "[::1]" || (absl::StartsWith(host, "127.") &&
-                          host.find_first_not_of("0123456789.") == absl::string_view::npos);
-  return is_loopback_address || absl::EqualsIgnoreCase(host, "localhost");
+std::optional<Response> Connection::CheckHost() const {
+  for (const absl::string_view text : {request_.Value("host").value_or(""), Authority()}) {
+    if (HostOf(text)) continue;
+    return ErrorResponse(400, absl::StrCat("the host is '", absl::CHexEscape(text.substr(0, 64)),
+                                           "'; it must be a name or an address, with a port from "
+                                           "0 to 65535 or none, and no user"));
+  }
+  const absl::string_view host = *HostOf(Authority());
+  const std::optional<HostNames>& ours = owner_.settings().hosts;
+  if (!ours || ours->Contains(host)) return std::nullopt;
+  return ErrorResponse(403, absl::StrCat("the host is '", host.substr(0, 64),
+                                         "'; it must be localhost, an IP address or a name that "
+                                         "--http_hosts lists"));
 }
 
 // Returns false if a page of another origin that is not allowed sent the request. A browser sends a

@@ -19,6 +19,7 @@
 #include "server/wire/event_loop.h"
 #include "server/wire/http/body_framing.h"
 #include "server/wire/http/head_parser.h"
+#include "server/wire/http/host_names.h"
 #include "server/wire/http/message.h"
 #include "server/wire/http/router.h"
 #include "server/wire/socket.h"
@@ -33,9 +34,8 @@ struct ConnectionSettings {
   std::chrono::milliseconds patience{5'000};
   // Between two requests.
   std::chrono::milliseconds idle{90'000};
-  // Hosts other than this machine's loopback names are refused: a foreign page whose name resolves
-  // to the loopback address can't send requests.
-  bool requires_loopback_host = false;
+  // Requests for other hosts are refused; absent: any.
+  std::optional<HostNames> hosts = std::nullopt;
   // Pages of these origins may send requests and read responses: "https://example.org".
   std::vector<std::string> allowed_origins = {};
   // Whether requests of pages from other origins than these and the server's own are refused.
@@ -132,7 +132,7 @@ class Connection final : public EventLoop::Watcher,
   void OnHead();
   std::optional<Response> CheckHead() const;
   absl::string_view Authority() const;
-  bool IsOurHost() const;
+  std::optional<Response> CheckHost() const;
   bool IsOurPage() const;
   absl::string_view AllowedOrigin() const;
   bool IsPreflight() const;

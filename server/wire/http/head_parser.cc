@@ -5,10 +5,12 @@
 #include <boost/beast/http/basic_parser.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/optional.hpp>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
 namespace rapt::http {
@@ -16,6 +18,8 @@ namespace {
 
 namespace beast = boost::beast;
 using boost::system::error_code;
+
+constexpr uint64_t kMaxLength = std::numeric_limits<int64_t>::max() / 16;
 
 // Returns whether a complete request line ends with a version of HTTP.
 bool HasVersion(absl::string_view bytes) {
@@ -39,7 +43,7 @@ class HeadParser::Impl final : public beast::http::basic_parser</*isRequest=*/tr
   Result Parse(absl::string_view bytes) {
     error_code error;
     size_ += put(boost::asio::buffer(bytes.data() + size_, bytes.size() - size_), error);
-    if (!error) return Complete();
+    if (!error) return Complete(bytes.substr(0, size_));
     if (error == beast::http::error::need_more && bytes.size() < kMaxBytes) {
       return Result::kIncomplete;
     }
@@ -60,7 +64,13 @@ class HeadParser::Impl final : public beast::http::basic_parser</*isRequest=*/tr
  private:
   using View = beast::string_view;
 
-  Result Complete() {
+  // `head`: of size_ bytes.
+  Result Complete(absl::string_view head) {
+    // Beast joins the lines, also of Transfer-Encoding, as other servers do not.
+    if (absl::StrContains(head, "\n ") || absl::StrContains(head, "\n\t")) {
+      error_ = "a header is folded into several lines";
+      return Result::kMalformed;
+    }
     // Beast accepts a length that is repeated.
     if (const HeaderValues lengths = request_.Values("content-length");
         lengths.size() > 1 || (lengths.size() == 1 && absl::StrContains(lengths[0], ','))) {
@@ -70,6 +80,11 @@ class HeadParser::Impl final : public beast::http::basic_parser</*isRequest=*/tr
     request_.keeps_alive = keep_alive() && request_.is_http11;
     request_.is_chunked = chunked();
     request_.content_length = content_length() ? *content_length() : 0;
+    if (request_.content_length > kMaxLength) {
+      error_ = absl::StrCat("Content-Length is ", request_.content_length, "; it must be at most ",
+                            kMaxLength);
+      return Result::kMalformed;
+    }
     return Result::kComplete;
   }
 

@@ -12,7 +12,8 @@
 namespace rapt::http {
 
 // Parses the head of a request, which may arrive in parts. Rejects what is ambiguous: two lengths,
-// a length and a chunked body, lines that do not end with CR LF, a space before a colon.
+// a length and a chunked body, lines that do not end with CR LF, a space before a colon, headers of
+// several lines.
 class HeadParser {
  public:
   static constexpr size_t kMaxBytes = 16 * 1024;

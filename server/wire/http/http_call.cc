@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <new>
 #include <optional>
 
@@ -61,9 +60,7 @@ void HttpCall::Begin(const Request& request) {
             : absl::StrCat("header ", kTimeoutHeader, " is invalid; ", kTimeoutFormat)));
   }
   is_chunked_ = request.is_chunked;
-  // A longer body than any limit is refused like this one.
-  constexpr uint64_t kLongest = std::numeric_limits<int64_t>::max() / 16;
-  const auto length = static_cast<int64_t>(std::min(request.content_length, kLongest));
+  const auto length = static_cast<int64_t>(request.content_length);
   const absl::StatusOr<int64_t> extra = is_chunked_ ? 0 : handler_->ExtraBytes(length);
   if (!extra.ok()) return OnBadRead(extra.status());
   admitted_ = is_chunked_ ? SlabBytes() : length;

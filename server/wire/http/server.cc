@@ -1,6 +1,5 @@
 #include "server/wire/http/server.h"
 
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -22,20 +21,6 @@
 #include "server/wire/tls_socket.h"
 
 namespace rapt::http {
-namespace {
-
-bool IsLoopback(const Descriptor& listening) {
-  sockaddr_storage name = {};
-  socklen_t size = sizeof(name);
-  getsockname(listening.get(), reinterpret_cast<sockaddr*>(&name), &size);
-  if (name.ss_family == AF_INET) {
-    const auto& address = reinterpret_cast<const sockaddr_in&>(name).sin_addr;
-    return ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET;
-  }
-  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(name).sin6_addr);
-}
-
-}  // namespace
 
 // A connection, which only its thread touches.
 struct Server::Entry {
@@ -270,9 +255,6 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerSettings settings, S
                                                       const CallServices* calls) {
   absl::StatusOr<ListeningSockets> listening = ListenOn(settings.address);
   if (!listening.ok()) return listening.status();
-  settings.connection.requires_loopback_host =
-      calls != nullptr &&
-      std::all_of(listening->descriptors.begin(), listening->descriptors.end(), IsLoopback);
   return absl::WrapUnique(
       new Server(std::move(settings), std::move(serve), clock, calls, *std::move(listening)));
 }

@@ -6,6 +6,16 @@
 {{- .Release.Name | trunc 52 | trimSuffix "-" -}}-cluster-ip
 {{- end -}}
 
+{{/* The names of both services, and those of server.httpHosts. */}}
+{{- define "rapt.httpHosts" -}}
+{{- $hosts := list -}}
+{{- range $name := list (include "rapt.name" .) (include "rapt.clusterIPName" .) -}}
+{{- $full := printf "%s.%s" $name $.Release.Namespace -}}
+{{- $hosts = concat $hosts (list $name $full (printf "%s.svc" $full) (printf "%s.svc.cluster.local" $full)) -}}
+{{- end -}}
+{{- concat $hosts .Values.server.httpHosts | join "," -}}
+{{- end -}}
+
 {{- define "rapt.selector" -}}
 app.kubernetes.io/name: rapt
 app.kubernetes.io/instance: {{ .Release.Name }}

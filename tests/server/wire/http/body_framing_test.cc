@@ -57,12 +57,24 @@ TEST(BodyFramingTest, ChunksMayBeOfAnySizeAndHaveExtensionsAndTrailers) {
 TEST(BodyFramingTest, MalformedChunksAreNoBody) {
   const std::string long_line(BodyFraming::kMaxChunkLine, '0');
   for (const std::string& bytes :
-       {std::string("3\nabc\r\n0\r\n\r\n"), std::string("3\r\nabcd\r\n0\r\n\r\n"),
-        std::string("3\r\nabc\n0\r\n\r\n"), std::string("\r\n"), std::string("-1\r\n"),
-        std::string("0x3\r\nabc\r\n0\r\n\r\n"), std::string("3 3\r\nabc\r\n0\r\n\r\n"),
-        std::string("g\r\n"), std::string("ffffffffffffffff\r\n"),
-        std::string("3\r\nabc\r\n0\r\n\n"), std::string("3;\rx\r\nabc\r\n0\r\n\r\n"),
-        std::string("3\r\r\nabc\r\n0\r\n\r\n"), std::string("0\r\nx\ry: z\r\n\r\n"),
+       {std::string("1\r\na\r\n0\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+        std::string("0\r\nx\r\n\r\n"),
+        std::string("0\r\n: x\r\n\r\n"),
+        std::string("0\r\n x: y\r\n\r\n"),
+        std::string("0\r\nx : y\r\n\r\n"),
+        std::string("3\nabc\r\n0\r\n\r\n"),
+        std::string("3\r\nabcd\r\n0\r\n\r\n"),
+        std::string("3\r\nabc\n0\r\n\r\n"),
+        std::string("\r\n"),
+        std::string("-1\r\n"),
+        std::string("0x3\r\nabc\r\n0\r\n\r\n"),
+        std::string("3 3\r\nabc\r\n0\r\n\r\n"),
+        std::string("g\r\n"),
+        std::string("ffffffffffffffff\r\n"),
+        std::string("3\r\nabc\r\n0\r\n\n"),
+        std::string("3;\rx\r\nabc\r\n0\r\n\r\n"),
+        std::string("3\r\r\nabc\r\n0\r\n\r\n"),
+        std::string("0\r\nx\ry: z\r\n\r\n"),
         long_line + "1\r\nx\r\n0\r\n\r\n",
         "0\r\n" + std::string(BodyFraming::kMaxTrailers, 'x') + "\r\n\r\n"}) {
     for (const size_t step : {1, 5, 20000}) {
