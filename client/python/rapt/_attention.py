@@ -395,11 +395,12 @@ def real(name: str, value: Any) -> float:
 
 
 def boolean(name: str, value: Any) -> int:
-    number = value.item() if isinstance(value, np.bool_) else value
-    if not isinstance(number, int):
-        raise TypeError(f"{name} is {value!r}; it must be True or False")
+    try:
+        number = operator.index(value.item() if isinstance(value, np.bool_) else value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be True or False") from None
     check(number in (0, 1), f"{name} is {value!r}; it must be True or False")
-    return int(number)
+    return number
 
 
 def choice(name: str, value: Any, choices: dict[str, int]) -> int:

@@ -413,6 +413,9 @@ def test_a_diagnosis(client):
     assert report.empty_rows.count == 24 and report.empty_rows.first[1].query == 1
     assert report.weights.min >= 0 and any("NaN" in text for text in report.warnings)
     assert [choice.backend for choice in report.backends if choice.chosen] == ["cpu"]
+    text = repr(report)
+    assert text.startswith(f"<Diagnosis: {report.problem}, cpu/") and len(text) < 2000
+    assert "216 of 432 pairs hidden" in text and report.warnings[0] in text
 
 
 def test_a_diagnosis_of_more_than_json_carries(client):
