@@ -104,7 +104,7 @@ void Print(const LayerFiles& layer, int64_t packed_bytes, bool by_tensor) {
   absl::PrintF("%d parameters, packed for the projections: %s\n", ParametersOf(rows),
                HumanBytes(packed_bytes));
   if (!layer.unread.empty()) {
-    absl::PrintF("settings that say nothing of attention: %s\n", absl::StrJoin(layer.unread, ", "));
+    absl::PrintF("settings that are not read: %s\n", absl::StrJoin(layer.unread, ", "));
   }
   if (!by_tensor) return;
   std::puts("");
@@ -159,7 +159,7 @@ ExitCode RunLayerCommand(CommandArguments arguments) {
   const std::string summary = absl::StrCat(
       "Checks the layer in a folder with config.json and model.safetensors, or its shards, as a "
       "server with --model_repository does, and prints its heads, the number of its parameters and "
-      "the settings that say nothing of attention. By naming, these model_types are computed. ",
+      "the settings that are not read. By naming, these model_types are computed. ",
       ModelTypesText(), ".");
   const CommandLine line{
       .usage = "rapt layer FOLDER [flags]",

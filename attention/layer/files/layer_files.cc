@@ -231,6 +231,28 @@ std::string TableOf(TablePlace place, absl::string_view prefix) {
   return absl::StrCat(prefix.substr(0, block), kBlock, "0", prefix.substr(end), kBiasTable);
 }
 
+void ReadBiasTable(TensorReader& reader, const LayerSettings& settings, LayerConfig& config,
+                   LayerWeights& weights) {
+  const ModelType* const model = settings.choice.model;
+  const TablePlace place = model == nullptr ? TablePlace::kFirstBlock : model->bias_table;
+  const std::string table = TableOf(place, settings.choice.prefix);
+  weights.relative_attention_bias = reader.FindWhole(table);
+  if (!weights.relative_attention_bias) {
+    if (model == nullptr) return;
+    return reader.Update(
+        Invalid("tensor ", table, " is missing; model_type ", model->name, " needs it"));
+  }
+  config.max_distance = settings.max_distance;
+  if (place != TablePlace::kEncoder) return;
+  // MPNet's class has these numbers, whatever its configuration says.
+  constexpr int64_t kBuckets = 32, kMaxDistance = 128;
+  config.max_distance = kMaxDistance;
+  const Shape& shape = weights.relative_attention_bias->shape;
+  if (!shape.empty() && shape[0] == kBuckets) return;
+  reader.Update(Invalid("tensor ", table, " has shape ", ToString(shape), "; it must be [",
+                        kBuckets, ", H]"));
+}
+
 void ReadT5(TensorReader& reader, const LayerSettings& settings, LayerConfig& config,
             LayerWeights& weights) {
   weights.q = reader.TakeLinear("q");
@@ -238,14 +260,14 @@ void ReadT5(TensorReader& reader, const LayerSettings& settings, LayerConfig& co
   weights.v = reader.TakeLinear("v");
   weights.o = reader.TakeLinear("o");
   const ModelType* const model = settings.choice.model;
+  // Models without T5's scale have biases, and T5's have none.
+  if (model == nullptr && weights.q.bias) {
+    return reader.Update(Invalid("tensor ", weights.q.bias->name,
+                                 " is none of the naming t5 without a model_type that has it"));
+  }
   if (model == nullptr) config.scale = settings.scale.value_or(1);
   if (settings.is_cross_attention) return reader.Ignore(kBiasTable);  // old files have one
-  const std::string table = TableOf(model == nullptr ? TablePlace::kFirstBlock : model->bias_table,
-                                    settings.choice.prefix);
-  weights.relative_attention_bias = reader.FindWhole(table);
-  if (weights.relative_attention_bias) config.max_distance = settings.max_distance;
-  if (model == nullptr || weights.relative_attention_bias) return;
-  reader.Update(Invalid("tensor ", table, " is missing; model_type ", model->name, " needs it"));
+  ReadBiasTable(reader, settings, config, weights);
 }
 
 // Luong's W of the concatenated query and key.

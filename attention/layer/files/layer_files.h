@@ -29,7 +29,7 @@ struct LayerFiles {
   std::string naming = {};               // one of NamingNames()
   std::string prefix = {};               // of the names of tensors
   std::set<std::string> tensors = {};    // that `weights` refers to
-  std::vector<std::string> unread = {};  // names of the configuration that say nothing of attention
+  std::vector<std::string> unread = {};  // names of the configuration that are not read
 };
 
 // The files of a folder, which may have several layers.

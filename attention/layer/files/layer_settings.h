@@ -43,7 +43,7 @@ struct LayerSettings {
   std::optional<int64_t> pad_token_id;
   std::optional<double> positional_base;
   bool is_cross_attention = false;  // by the prefix
-  std::vector<std::string> unread;  // names of the file that say nothing of attention
+  std::vector<std::string> unread;  // names of the file that are not read
 };
 
 // Reads which tensors are the layer's. Errors as of ParseLayerSettings().

@@ -692,7 +692,7 @@ def test_layer_lists_those_of_a_whole_model(rapt, tmp_path):
     error = rapt("layer", "whole", code=USAGE).stderr
     assert "no naming fits" in error and "'model.layers.0.self_attn.' (llama), 'model.layers.1.self_attn.' (llama)" in error
     text = rapt("layer", "whole", "--prefix", own["prefix"]).stdout
-    assert "settings that say nothing of attention: hidden_act, vocab_size\n" in text
+    assert "settings that are not read: hidden_act, vocab_size\n" in text
     assert "4 heads, 2 of keys and values, causal, rope_theta 10000" in text
 
 

@@ -415,14 +415,26 @@ TEST_F(LayerFilesTest, BlocksOfT5ShareTheTableOfTheFirst) {
 
 TEST_F(LayerFilesTest, MpnetScalesAndUsesTheTableOfItsEncoder) {
   const std::string prefix = "encoder.layer.1.attention.attn.";
-  const std::vector<TensorToSave> file =
-      T5(prefix) + Named(prefix, {}) +
+  std::vector<TensorToSave> file =
+      T5(prefix) +
       std::vector<TensorToSave>{Counting(prefix + "q.bias", {8}),
-                                Counting("encoder.relative_attention_bias.weight", {4, 2}, 100)};
-  const LayerFiles layer = Read(file, ConfigOf(R"("model_type": "mpnet")", prefix));
+                                Counting("encoder.relative_attention_bias.weight", {32, 2}, 100)};
+  const LayerFiles layer = Read(
+      file, ConfigOf(R"("model_type": "mpnet", "relative_attention_max_distance": 20)", prefix));
   EXPECT_EQ(layer.config.scale, std::nullopt);
+  EXPECT_EQ(layer.config.max_distance, 128);
   EXPECT_FALSE(layer.config.is_causal);
   EXPECT_EQ(ValuesOf(layer.weights.relative_attention_bias)[0], 100);
+  // T5's scale is another.
+  EXPECT_EQ(
+      MessageFor(file, ConfigOf(R"("d_model": 8)", prefix)),
+      "model.safetensors: tensor encoder.layer.1.attention.attn.q.bias is none of the naming t5 "
+      "without a model_type that has it");
+  file.back() = Counting("encoder.relative_attention_bias.weight", {4, 2});
+  EXPECT_THAT(
+      MessageFor(file, ConfigOf(R"("model_type": "mpnet")", prefix)),
+      HasSubstr("tensor encoder.relative_attention_bias.weight has shape [4, 2]; it must be "
+                "[32, H]"));
 }
 
 // Swin has a table under the prefix, Longformer a second query, RoFormer and Nezha positions.
