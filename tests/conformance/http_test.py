@@ -223,6 +223,20 @@ def test_statistics_count_calls_of_both_protocols(client, grpc_client):
     assert len(client.get_inference_statistics()["model_stats"]) > 1
 
 
+def test_a_failure_is_that_of_the_model_in_the_path(server, client):
+    def failures():
+        stats = client.get_inference_statistics()["model_stats"]
+        return {model["name"]: model["inference_stats"]["fail"]["count"] for model in stats}
+
+    before = failures()
+    for model in ("transformer", "positional_encoding"):
+        status, _ = ask(server, f"/v2/models/{model}/infer", ["no", "object"])
+        assert status == (404 if model == "transformer" else 400)
+    while (after := failures()) == before:  # a call is counted once its response was sent
+        pass
+    assert after == before | {"positional_encoding": before["positional_encoding"] + 1}
+
+
 def test_repository(client):
     index = client.get_model_repository_index()
     assert {"name": "attention", "version": "1", "state": "READY", "reason": ""} in index

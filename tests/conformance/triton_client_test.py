@@ -10,6 +10,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from attention_client import assert_close, attend, to_input
+from rapt_server import RaptServer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -413,6 +414,32 @@ def test_an_unknown_model_is_no_failure_of_another(client):
     while sum(after := failures()) == sum(before):  # the others were counted before it
         pass
     assert [now - then for now, then in zip(after, before)] == [int(name == "rotary_embedding") for name in MODELS]
+
+
+def test_a_call_that_is_refused_unread_is_no_failure_of_a_model():
+    with RaptServer("--max_message_bytes=1000") as server, triton.InferenceServerClient(server.grpc_address) as client:
+        large = [to_input(name, np.zeros((1, 1, 30, 4), np.float32)) for name in "QKV"]
+        refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, client.infer, "rotary_embedding", large)
+        refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "lsh_attention", [to_input("QK", X), to_input("K", X)])
+
+        def failures():
+            stats = client.get_inference_statistics().model_stats
+            return {model.name for model in stats if model.inference_stats.fail.count > 0}
+
+        while not (failed := failures()):  # the other was counted before
+            pass
+        assert failed == {"lsh_attention"}
+
+
+def test_a_wrong_request_of_a_stream_is_a_failure_of_its_model(client, stream):
+    def failures():
+        return client.get_inference_statistics("attention").model_stats[0].inference_stats.fail.count
+
+    before = failures()
+    stream(({**qkv(), "K": WIDE}, {}), (qkv(), {}))
+    while failures() == before:  # it is counted once its response was sent, maybe after it was read
+        pass
+    assert failures() == before + 1
 
 
 def test_statistics_count_each_model(client):

@@ -111,6 +111,12 @@ class InferHandler final : public MessageHandler {
 
 std::string PathOf(const std::string& name) { return absl::StrCat("/", kServiceName, "/", name); }
 
+// The model of a call whose message was read; before that nothing says which one it is.
+ModelId ModelOf(const CallReport& report) {
+  const bool was_read = report.ended_in >= Stage::kCompute || report.problem != nullptr;
+  return was_read ? report.model : OtherModels();
+}
+
 }  // namespace
 
 Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
@@ -131,7 +137,7 @@ Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
 
 CallObserver Methods::Counted(CallObserver observe) const {
   return [statistics = statistics_, observe = std::move(observe)](const CallReport& report) {
-    (*statistics)[report.model].Count(report);
+    (*statistics)[ModelOf(report)].Count(report);
     observe(report);
   };
 }
