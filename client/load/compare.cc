@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/invalid.h"
+#include "base/strict_json.h"
 #include "client/load/random.h"
 
 namespace rapt::load {
@@ -72,10 +74,12 @@ Comparison CompareFigure(const std::string& figure, const Recorded& before, cons
 }  // namespace
 
 absl::StatusOr<Recorded> ReadReport(std::string_view text) {
+  const absl::Status strict = ParseStrictJson({text.data(), text.size()}).status();
+  if (!strict.ok()) return Invalid("not a rapt-load JSON report: ", strict.message());
   Struct json;
   if (!google::protobuf::util::JsonStringToMessage(std::string(text), &json).ok() ||
       At(json, {"format"}).string_value() != "rapt-load/1") {
-    return absl::InvalidArgumentError("not a rapt-load JSON report");
+    return Invalid("not a rapt-load JSON report");
   }
   Recorded recorded;
   recorded.label = At(json, {"label"}).string_value();

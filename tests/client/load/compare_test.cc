@@ -17,6 +17,8 @@ using ::testing::Not;
 // addition.
 Result Steady(int calls, int more, milliseconds latency) {
   Result result{.started = "",
+                .command = "",
+                .address = "",
                 .label = "",
                 .scenario = "",
                 .settings = {{"seed", "0"}, {"dtype", calls > 15 ? "bf16" : "fp32"}},
@@ -80,6 +82,11 @@ TEST(ReadReportTest, RejectsOtherFiles) {
   for (const char* text : {"", "x", "[]", "{}", "{\"format\": \"rapt-load/2\"}"}) {
     EXPECT_EQ(ReadReport(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
+  EXPECT_THAT(ReadReport("{\"format\": \"rapt-load/1\",\n\"label\": \"a\", \"label\": \"b\"}")
+                  .status()
+                  .message(),
+              HasSubstr("label is given twice"));
+  EXPECT_THAT(ReadReport("{\n\"format\": x}").status().message(), HasSubstr("line 2, column 11"));
 }
 
 }  // namespace
