@@ -194,8 +194,7 @@ def first_call(name, stubs):
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"aio"}))
 def test_the_first_call_of_the_docs(server, name, tmp_path):
     command, environment = first_call(name, tmp_path)
-    done = subprocess.run(
-        [*command, server.grpc_address, PROTOS], capture_output=True, text=True, timeout=60, env=os.environ | environment
-    )
+    command = [*command, server.grpc_address, PROTOS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
     assert [float(number) for number in re.findall(r"[\d.]+", done.stdout)] == [1, 1, 1, 2, 2, 3], done.stdout

@@ -180,8 +180,9 @@ def test_named_outputs_follow_the_requests_default(servers):
 
 
 TEXT = json.dumps(body())
-BINARY = json.dumps({"inputs": [{**t, **parameters(binary_data_size=16)} for t in body()["inputs"]], "outputs": [{"name": "Y"}]})
-BINARY = BINARY.replace('"data": [1, 0, 0, 1], ', "")
+BINARY = TEXT.replace('"data": [1, 0, 0, 1]', '"parameters": {"binary_data_size": 16}')
+LENGTH = "Inference-Header-Content-Length"
+BINARY_LENGTH = {LENGTH: str(len(BINARY))}
 BODIES = {
     "space after it": (TEXT + " \n", {}, 200, 200),
     "a nested member": (TEXT[:-1] + ', "x":' + "[" * 60 + "]" * 60 + "}", {}, 200, 200),
@@ -196,11 +197,11 @@ BODIES = {
     "gzip": (gzip.compress(TEXT.encode()), {"Content-Encoding": "gzip"}, 200, 415),
     "deflate": (zlib.compress(TEXT.encode()), {"Content-Encoding": "deflate"}, 200, 415),
     "another type of content": (TEXT, {"Content-Type": "text/plain"}, 200, 200),
-    "binary data": (BINARY.encode() + X.tobytes() * 3, {"Inference-Header-Content-Length": str(len(BINARY))}, 200, 200),
-    "too much of it": (BINARY.encode() + X.tobytes() * 4, {"Inference-Header-Content-Length": str(len(BINARY))}, 400, 400),
-    "too little of it": (BINARY.encode() + X.tobytes() * 2, {"Inference-Header-Content-Length": str(len(BINARY))}, 400, 400),
-    "a length beyond the body": (BINARY, {"Inference-Header-Content-Length": "100000"}, 400, 400),
-    "a length of no bytes": (BINARY, {"Inference-Header-Content-Length": "-1"}, 400, 400),
+    "binary data": (BINARY.encode() + X.tobytes() * 3, BINARY_LENGTH, 200, 200),
+    "too much of it": (BINARY.encode() + X.tobytes() * 4, BINARY_LENGTH, 400, 400),
+    "too little of it": (BINARY.encode() + X.tobytes() * 2, BINARY_LENGTH, 400, 400),
+    "a length beyond the body": (BINARY, {LENGTH: "100000"}, 400, 400),
+    "a length of no bytes": (BINARY, {LENGTH: "-1"}, 400, 400),
 }
 
 
@@ -294,7 +295,11 @@ CALLS = {
     "too few": (lambda r: r.raw_input_contents.pop(), "INVALID_ARGUMENT", "INVALID_ARGUMENT"),
     "raw and typed contents": (lambda r: r.inputs[0].contents.SetInParent(), "INVALID_ARGUMENT", "INVALID_ARGUMENT"),
     "a type in small letters": (in_small_letters, "INVALID_ARGUMENT", "INVALID_ARGUMENT"),
-    "a size without a region": (setting("shared_memory_byte_size", first_input, int64_param=16), "INVALID_ARGUMENT", "INVALID_ARGUMENT"),
+    "a size without a region": (
+        setting("shared_memory_byte_size", first_input, int64_param=16),
+        "INVALID_ARGUMENT",
+        "INVALID_ARGUMENT",
+    ),
     "no model": (lambda r: r.ClearField("model_name"), "NOT_FOUND", "NOT_FOUND"),
 }
 
