@@ -57,8 +57,9 @@ class Engine {
   std::shared_ptr<CallerMemory> CallerOf(const std::string& name) { return gate_.CallerOf(name); }
   AdmissionGate::PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller,
                                       AdmissionGate::Shares shares, Instant silent_at,
-                                      absl::AnyInvocable<void()> end) {
-    return gate_.WaitForPeer(std::move(caller), shares, silent_at, std::move(end));
+                                      absl::AnyInvocable<void()> end,
+                                      const AdmissionGate::PeerPace* pace) {
+    return gate_.WaitForPeer(std::move(caller), shares, silent_at, std::move(end), pace);
   }
 
   // Call after setting a request's `cancelled`, so that waiting requests check theirs.

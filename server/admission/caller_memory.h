@@ -15,23 +15,33 @@ class CallerBytes {
   CallerBytes(const CallerBytes&) = delete;
   CallerBytes& operator=(const CallerBytes&) = delete;
 
-  void Add(int64_t bytes) {
+  // `for_small`: bytes of the part that is reserved for small requests.
+  void Add(int64_t bytes, bool for_small = false) {
+    if (for_small) held_for_small_ += bytes;
     if (bytes > 0 && held_.fetch_add(bytes) == 0) ++holders_;
   }
-  void Subtract(int64_t bytes) {
+  void Subtract(int64_t bytes, bool for_small = false) {
+    if (for_small) held_for_small_ -= bytes;
     if (bytes > 0 && held_.fetch_sub(bytes) == bytes) --holders_;
   }
   int64_t held() const { return held_.load(); }
+  int64_t held_for_small() const { return held_for_small_.load(); }
 
   void AddReservation() { ++reservations_; }
   void RemoveReservation() { --reservations_; }
   // The number of calls that hold bytes: each makes one reservation of a share.
   int64_t reservations() const { return reservations_.load(); }
 
+  // Whether the caller is confined to a fair share, others waiting or not.
+  bool is_confined() const { return is_confined_.load(); }
+  void set_confined(bool is_confined) { is_confined_ = is_confined; }
+
  private:
   std::atomic<int64_t>& holders_;
   std::atomic<int64_t> held_{0};
+  std::atomic<int64_t> held_for_small_{0};
   std::atomic<int64_t> reservations_{0};
+  std::atomic<bool> is_confined_{false};
 };
 
 // The memory that one caller holds. Exists as long as the caller has calls or memory.

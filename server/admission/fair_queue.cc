@@ -22,6 +22,7 @@ class FirstGroup {
   explicit FirstGroup(int64_t fair_share) : fair_share_(fair_share) {}
 
   bool Contains(const WaitingRequest& request) {
+    if (request.yields) return false;
     if (passed_over_.contains(request.caller.get())) return false;
     if (IsWithin(fair_share_, request)) return true;
     // Later small requests would keep the caller's memory from falling enough for this one.
@@ -48,21 +49,42 @@ void FairQueue::Forget(const CallerBytes* caller) {
   if (--count->second == 0) waiting_.erase(count);
 }
 
-int64_t FairQueue::FairShare() const {
+// At least 1.
+int64_t FairQueue::Callers() const {
   int64_t callers = holders_.load();
   for (const auto& [caller, count] : waiting_) {
     if (caller == nullptr || caller->held() == 0) ++callers;
   }
-  return capacity_bytes_ / std::max<int64_t>(callers, 1);
+  return std::max<int64_t>(callers, 1);
+}
+
+int64_t FairQueue::FairShare() const { return capacity_bytes_ / Callers(); }
+
+bool FairQueue::IsHeldBack(const WaitingRequest& request) const {
+  if (request.caller == nullptr || !request.caller->is_confined()) return false;
+  return request.bytes > capacity_bytes_ / (Callers() + 1) - request.caller->held();
+}
+
+bool FairQueue::WouldBeFirst(const WaitingRequest& request) const {
+  if (IsHeldBack(request)) return false;
+  if (entries_.empty()) return true;
+  FirstGroup first(FairShare());
+  for (const auto& [rank, entry] : entries_) {
+    if (!IsHeldBack(*entry) && first.Contains(*entry)) return false;
+  }
+  return first.Contains(request);
 }
 
 void FairQueue::Offer(absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
                       absl::FunctionRef<bool(Entry&)> take) {
+  const auto may_take = [&](const WaitingRequest& request) {
+    return is_meant(request) && !IsHeldBack(request);
+  };
   FirstGroup first(FairShare());
   const auto is_first = [&](const WaitingRequest& request) {
-    return is_meant(request) && first.Contains(request);
+    return may_take(request) && first.Contains(request);
   };
-  if (OfferTo(is_first, take)) OfferTo(is_meant, take);
+  if (OfferTo(is_first, take)) OfferTo(may_take, take);
 }
 
 // Returns false if `take` did.
@@ -117,7 +139,8 @@ Instant FairQueue::OldestWithinShare() const {
   FirstGroup first(FairShare());
   Instant oldest = Instant::max();
   for (const auto& [rank, entry] : entries_) {
-    if (first.Contains(*entry)) oldest = std::min(oldest, entry->since);
+    if (IsHeldBack(*entry)) continue;
+    if (entry->yields || first.Contains(*entry)) oldest = std::min(oldest, entry->since);
   }
   return oldest;
 }

@@ -23,6 +23,7 @@ struct WaitingRequest {
   int64_t bytes = 0;
   uint64_t priority = 0;  // Request::priority
   Instant since;
+  bool yields = false;  // to all requests within their callers' fair shares
 };
 
 // The queue of one share of the memory budget.
@@ -32,6 +33,8 @@ struct WaitingRequest {
 // fair share with it. Such requests are served first; others only if none of these waits. So a
 // caller that holds more gets no more while another one waits, and a caller that is alone can get
 // everything. A request behind one of its caller that is not within the fair share waits with it.
+// A request that yields waits with those that are not within it. A confined caller gets no more
+// than the fair share would be with one caller more, even if nobody else waits.
 //
 // Order. Within these two groups, requests are served in order of arrival. Each level of priority
 // counts as an arrival `level_delay` earlier. So a waiting request eventually precedes later ones
@@ -52,6 +55,9 @@ class FairQueue {
 
   void Add(Entry entry);
 
+  // Returns whether a new request would be offered memory before all others.
+  bool WouldBeFirst(const WaitingRequest& request) const;
+
   // Offers memory to the requests that `is_meant` selects, in order. `take` reserves it and takes
   // the entry, or returns false without changing it if the memory is not free, which ends the
   // offer.
@@ -66,7 +72,7 @@ class FairQueue {
   Entry Displace(int64_t count);
   int64_t CountOf(const CallerBytes* caller) const;
 
-  // Returns the earliest arrival of a request that is within its caller's fair share, or
+  // Returns the earliest arrival of a request that is within its caller's fair share or yields, or
   // Instant::max().
   Instant OldestWithinShare() const;
 
@@ -84,6 +90,9 @@ class FairQueue {
   bool OfferTo(absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
                absl::FunctionRef<bool(Entry&)> take);
   void Forget(const CallerBytes* caller);
+  int64_t Callers() const;
+  // Returns whether the request exceeds what its caller is confined to.
+  bool IsHeldBack(const WaitingRequest& request) const;
 
   const int64_t capacity_bytes_;
   const std::atomic<int64_t>& holders_;

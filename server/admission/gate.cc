@@ -1,7 +1,7 @@
 #include "server/admission/gate.h"
 
 #include <algorithm>
-#include <thread>
+#include <future>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -21,16 +21,16 @@ constexpr int64_t kLongParts = 4;  // 1/4 of the compute share is left to reques
 // rejected only because others are more urgent.
 constexpr int kLevelsOfQueueDelay = 16;
 
-constexpr std::chrono::milliseconds kPollInterval{1};
-
 // Calls need a moment to release their memory, and a search visits all calls that wait.
 constexpr std::chrono::milliseconds kPauseBetweenSearches{10};
 
 int64_t SmallBytes(int64_t budget) { return budget / kReservedPart / kShares; }
 int64_t GeneralBytes(int64_t budget) { return budget / kShares - SmallBytes(budget); }
 
-absl::string_view NameOf(AdmissionGate::Share share) {
-  return share == AdmissionGate::Share::kReceive ? "message" : "memory for outputs and workspace";
+absl::string_view NameOf(const AdmissionGate::MemoryRequest& request) {
+  if (!request.what.empty()) return request.what;
+  return request.share == AdmissionGate::Share::kReceive ? "message"
+                                                         : "memory for outputs and workspace";
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ AdmissionGate::AdmissionGate(const Options& options, Timer& timer, const Clock& 
 
 AdmissionGate::Account::Account(const Options& options, const std::function<void()>& on_release)
     : general(GeneralBytes(options.budget_bytes), on_release),
-      small(SmallBytes(options.budget_bytes), on_release),
+      small(SmallBytes(options.budget_bytes), on_release, /*for_small=*/true),
       queue(general.capacity_bytes() + small.capacity_bytes(), holders,
             options.max_queue_delay / kLevelsOfQueueDelay) {}
 
@@ -65,6 +65,13 @@ std::shared_ptr<CallerBytes> AdmissionGate::BytesOf(const std::shared_ptr<Caller
                                                     Share share) {
   if (caller == nullptr) return nullptr;
   return {caller, share == Share::kReceive ? &caller->receive : &caller->compute};
+}
+
+void AdmissionGate::Describe(const MemoryRequest& request, WaitingRequest& waiting) {
+  waiting.caller = BytesOf(request.caller, request.share);
+  waiting.bytes = request.bytes;
+  waiting.priority = request.priority;
+  waiting.yields = request.yields;
 }
 
 AdmissionGate::Waiter& AdmissionGate::AsWaiter(const FairQueue::Entry& entry) {
@@ -96,12 +103,19 @@ bool AdmissionGate::IsSmall(int64_t bytes) const {
   return bytes <= options_.budget_bytes / kSmallPart;
 }
 
+bool AdmissionGate::MayUseSmall(const Account& account, const WaitingRequest& request) const {
+  if (!IsSmall(request.bytes) || request.yields) return false;
+  if (request.caller == nullptr) return true;
+  const int64_t left = account.small.free_bytes() - request.bytes;
+  return request.caller->held_for_small() + request.bytes <= left;
+}
+
 absl::Status AdmissionGate::CheckFitsShare(const MemoryRequest& request) const {
   if (request.bytes <= LimitOf(request.share)) return absl::OkStatus();
   return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                absl::StrCat("the ", NameOf(request.share), " needs ", request.bytes,
-                             " bytes; at most ", LimitOf(request.share),
-                             " of the memory budget of ", options_.budget_bytes, " are allowed"));
+                absl::StrCat("the ", NameOf(request), " needs ", request.bytes, " bytes; at most ",
+                             LimitOf(request.share), " of the memory budget of ",
+                             options_.budget_bytes, " are allowed"));
 }
 
 absl::Status AdmissionGate::CheckAlive(const Waiter& waiter, Instant now) const {
@@ -114,7 +128,7 @@ absl::Status AdmissionGate::CheckAlive(const Waiter& waiter, Instant now) const 
   }
   if (now >= waiter.queue_end) {
     return Reject(Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
-                  absl::StrCat("the ", NameOf(request.share), " needs ", request.bytes,
+                  absl::StrCat("the ", NameOf(request), " needs ", request.bytes,
                                " bytes, which did not become free in ",
                                Milliseconds(now - waiter.since), " ms in the queue"));
   }
@@ -132,15 +146,35 @@ std::optional<AdmissionGate::Result> AdmissionGate::AdmitNow(const MemoryRequest
 
 std::optional<MemoryBudget::Reservation> AdmissionGate::TryReserve(Account& account,
                                                                    const MemoryRequest& request) {
-  const std::shared_ptr<CallerBytes> caller = BytesOf(request.caller, request.share);
+  EndConfinements();
+  WaitingRequest newcomer;
+  Describe(request, newcomer);
   std::optional<MemoryBudget::Reservation> reservation;
-  if (account.queue.empty()) reservation = account.general.Reserve(request.bytes, caller);
-  if (reservation || !IsSmall(request.bytes)) return reservation;
+  if (account.queue.WouldBeFirst(newcomer)) {
+    reservation = account.general.Reserve(newcomer.bytes, newcomer.caller);
+  }
+  if (reservation || !MayUseSmall(account, newcomer)) return reservation;
   bool small_queued = false;
-  account.queue.ForEach(
-      [&](const WaitingRequest& other) { small_queued = small_queued || IsSmall(other.bytes); });
-  if (!small_queued) reservation = account.small.Reserve(request.bytes, caller);
+  account.queue.ForEach([&](const WaitingRequest& other) {
+    small_queued = small_queued || (other.caller == newcomer.caller && IsSmall(other.bytes));
+  });
+  if (!small_queued) reservation = account.small.Reserve(newcomer.bytes, newcomer.caller);
   return reservation;
+}
+
+absl::StatusOr<MemoryBudget::Reservation> AdmissionGate::ReserveBehindCalls(
+    int64_t bytes, absl::string_view what) {
+  const MemoryRequest request = {.bytes = bytes, .yields = true, .what = what};
+  std::optional<Result> result = AdmitNow(request);
+  if (!result) {
+    std::promise<Result> decided;
+    std::future<Result> decision = decided.get_future();
+    Queue(request,
+          [decided = std::move(decided)](Result r) mutable { decided.set_value(std::move(r)); });
+    result = decision.get();
+  }
+  if (!result->ok()) return result->status();
+  return std::move((*result)->reservation);
 }
 
 absl::StatusOr<AdmissionGate::LongReservation> AdmissionGate::ReserveForLong(int64_t bytes) {
@@ -153,28 +187,18 @@ absl::StatusOr<AdmissionGate::LongReservation> AdmissionGate::ReserveForLong(int
                      " bytes of other weights; at most ", most, " of the memory budget of ",
                      options_.budget_bytes, " are allowed for all weights"));
   }
-  // Charged before it is free, so that no later request takes it; rare enough to be polled for.
-  MemoryBudget::Reservation charged = compute_.general.Charge(bytes);
-  const Instant end = clock_.Now() + options_.max_queue_delay;
-  while (compute_.general.reserved_bytes() > compute_.general.capacity_bytes()) {
-    if (clock_.Now() >= end) {
-      return Reject(
-          Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
-          absl::StrCat("the weights need ", bytes, " bytes, which did not become free in ",
-                       Milliseconds(options_.max_queue_delay), " ms"));
-    }
-    std::this_thread::sleep_for(kPollInterval);
-  }
+  absl::StatusOr<MemoryBudget::Reservation> reserved =
+      ReserveBehindCalls(bytes, "memory for weights");
+  if (!reserved.ok()) return reserved.status();
   long_reserved_ += bytes;
-  return LongReservation(this, std::move(charged));
+  WakeIfQueued();  // requests that wait may never fit now
+  return LongReservation(this, *std::move(reserved));
 }
 
 void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {
   const Instant now = clock_.Now();
   auto waiter = std::make_unique<Waiter>();
-  waiter->caller = BytesOf(request.caller, request.share);
-  waiter->bytes = request.bytes;
-  waiter->priority = request.priority;
+  Describe(request, *waiter);
   waiter->since = now;
   waiter->request = request;
   waiter->callback = std::move(callback);
@@ -187,7 +211,7 @@ void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {
   const MemoryRequest& lost = AsWaiter(rejected).request;
   AsWaiter(rejected).callback(
       Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted,
-             absl::StrCat("the ", NameOf(lost.share), " needs ", lost.bytes,
+             absl::StrCat("the ", NameOf(lost), " needs ", lost.bytes,
                           " bytes, which are not free now, and the queue is full with ",
                           options_.max_queued, " requests")));
 }
@@ -230,6 +254,7 @@ void AdmissionGate::Serve() {
     const Instant receive = Decide(Share::kReceive, decisions);
     const Instant compute = Decide(Share::kCompute, decisions);
     alarm_.SetNoLaterThan(std::min(receive, compute));
+    if (!confinements_.empty()) alarm_.SetNoLaterThan(confinements_.front().end);
   }
   for (Decision& decision : decisions) decision.callback(std::move(decision.result));
 }
@@ -238,6 +263,7 @@ Instant AdmissionGate::Decide(Share share, std::vector<Decision>& decisions) {
   Account& account = this->account(share);
   if (account.queue.empty()) return Instant::max();
   const Instant now = clock_.Now();
+  EndConfinements();
   DequeueExpired(account, now, decisions);
   const auto take_from = [&](MemoryBudget& budget) {
     return [&, this](FairQueue::Entry& entry) {
@@ -249,8 +275,9 @@ Instant AdmissionGate::Decide(Share share, std::vector<Decision>& decisions) {
     };
   };
   account.queue.Offer([](const WaitingRequest&) { return true; }, take_from(account.general));
-  account.queue.Offer([this](const WaitingRequest& request) { return IsSmall(request.bytes); },
-                      take_from(account.small));
+  account.queue.Offer(
+      [&, this](const WaitingRequest& request) { return MayUseSmall(account, request); },
+      take_from(account.small));
   Instant next = EndSilentCall(share, now);
   account.queue.ForEach([&next](const WaitingRequest& request) {
     next = std::min(next, static_cast<const Waiter&>(request).limit());
@@ -286,10 +313,14 @@ Instant AdmissionGate::EndSilentCall(Share share, Instant now) {
   const int64_t fair_share = account.queue.FairShare();
   for (auto it = waiting_calls_.begin(); it != waiting_calls_.end(); ++it) {
     const Instant silent_at = it->first.first;
-    const CallerBytes* const bytes = it->second.Held(share);
-    if (bytes == nullptr || bytes->held() <= fair_share || bytes->reservations() == 1) continue;
+    WaitingCall& call = it->second;
+    CallerBytes* const bytes = call.Held(share);
+    if (bytes == nullptr || bytes->held() <= fair_share) continue;
+    const bool is_only = bytes->reservations() == 1;
+    if (is_only && (call.pace == nullptr || now < call.pace->silent_at())) continue;
     if (now < silent_at) return std::max(silent_at, account.next_search_of_a_call);
-    it->second.end();
+    call.end();
+    Confine({call.caller, bytes}, now);
     waiting_calls_.erase(it);
     break;
   }
@@ -298,12 +329,28 @@ Instant AdmissionGate::EndSilentCall(Share share, Instant now) {
 
 AdmissionGate::PeerWait AdmissionGate::WaitForPeer(std::shared_ptr<CallerMemory> caller,
                                                    Shares shares, Instant silent_at,
-                                                   absl::AnyInvocable<void()> end) {
+                                                   absl::AnyInvocable<void()> end,
+                                                   const PeerPace* pace) {
   MutexLock lock(mutex_);
   const PeerWait::Key key = {silent_at, next_wait_++};
-  waiting_calls_.emplace(key, WaitingCall{std::move(caller), shares, std::move(end)});
+  waiting_calls_.emplace(key, WaitingCall{std::move(caller), shares, std::move(end), pace});
   if (waiting_.load() > 0) alarm_.SetNoLaterThan(silent_at);
   return {this, key};
+}
+
+void AdmissionGate::Confine(std::shared_ptr<CallerBytes> caller, Instant now) {
+  if (caller->is_confined()) return;
+  caller->set_confined(true);
+  confinements_.push_back({now + kConfinedTime, std::move(caller)});
+}
+
+void AdmissionGate::EndConfinements() {
+  if (confinements_.empty()) return;
+  const Instant now = clock_.Now();
+  while (!confinements_.empty() && confinements_.front().end <= now) {
+    confinements_.front().caller->set_confined(false);
+    confinements_.pop_front();
+  }
 }
 
 void AdmissionGate::EndWait(const PeerWait::Key& key) {

@@ -2,9 +2,11 @@
 #ifndef RAPT_SERVER_ADMISSION_GATE_H_
 #define RAPT_SERVER_ADMISSION_GATE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +18,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "base/metric_sink.h"
 #include "base/mutex.h"
@@ -33,16 +36,21 @@ namespace rapt {
 // Deadlock-free: a call that waits for the receive share holds no memory, unless the size of its
 // message is unknown: then it waits for a second at most. A call that waits for the compute share
 // holds none of that share, and a call that holds some of it waits for no memory. It ends by
-// computing and sending, both bounded by its deadline; then the next in the queue is served.
+// computing and sending, both bounded by its deadline; then the next in the queue is served. A
+// model that is loaded holds at most the memory of its index while it waits for that of its
+// weights, and gives up after max_queue_delay.
 //
 // FairQueue orders the requests that wait. To bound head-of-line blocking, an eighth of each share
-// is reserved for requests of at most 1/64 of the budget.
+// is reserved for requests of at most 1/64 of the budget. A caller gets no more of it than it
+// leaves free, so that each further caller finds some.
 //
 // Silent calls. A call that holds memory may wait for its peer to send or to read. If a request
 // within its caller's fair share has waited for kSilentTime, the longest silent call that holds
 // memory of that share, of a caller above its fair share, is ended, and the next one if that does
-// not suffice. A caller's only call that holds memory of the share stays: a message that alone
-// exceeds the fair share would otherwise never arrive.
+// not suffice. The caller is confined to a fair share for kConfinedTime, or it would regain the
+// memory between two requests of others. A caller's only call that holds memory of the share stays
+// while its peer keeps up with the minimum rate: a message that alone exceeds the fair share would
+// otherwise never arrive.
 //
 // Thread-safe. Callbacks run outside the lock, on the timer's thread or on one that calls Serve().
 class AdmissionGate {
@@ -68,6 +76,8 @@ class AdmissionGate {
     Instant deadline = Instant::max();
     const std::atomic<bool>* cancelled = nullptr;  // null: never
     std::shared_ptr<CallerMemory> caller = {};     // of this gate; null: the server itself
+    bool yields = false;                           // WaitingRequest::yields
+    absl::string_view what = {};                   // in errors; empty: that of a call
   };
 
   struct Admission {
@@ -80,6 +90,23 @@ class AdmissionGate {
   using Callback = absl::AnyInvocable<void(Result)>;
 
   static constexpr std::chrono::seconds kSilentTime{2};
+  static constexpr std::chrono::minutes kConfinedTime{1};
+
+  // Whether a peer keeps up with the minimum rate. Thread-safe with one writer at a time.
+  class PeerPace {
+   public:
+    void Begin(Instant now) { silent_at_ = now + kSilentTime; }
+    // The peer has moved bytes for which the minimum rate allows `time`. A burst counts for no more
+    // than kSilentTime.
+    void Advance(Instant now, std::chrono::nanoseconds time) {
+      silent_at_ = std::min(now + kSilentTime, silent_at_.load() + time);
+    }
+    // Returns when the peer counts as silent unless it moves more.
+    Instant silent_at() const { return silent_at_.load(); }
+
+   private:
+    std::atomic<Instant> silent_at_{Instant::min()};
+  };
 
   // A call's wait for its peer, until destruction. Movable; not thread-safe.
   class PeerWait {
@@ -149,20 +176,25 @@ class AdmissionGate {
     return account(share).general.Charge(bytes, BytesOf(caller, share));
   }
 
-  // Reserves bytes for long, three quarters of the compute share at most, and waits for requests to
-  // release them, ahead of those in the queue. Returns ResourceExhausted, with needed and allowed
-  // bytes, if they can't fit or do not become free within max_queue_delay. REQUIRES: one call at a
-  // time, on a thread that no request needs.
+  // Reserves bytes of the compute share for the server itself and waits for requests to release
+  // them; requests within their callers' fair shares go first. Returns ResourceExhausted, with
+  // `what` and needed and allowed bytes, if they can't fit or do not become free within
+  // max_queue_delay. Blocks: call it on a thread that no request needs.
+  absl::StatusOr<MemoryBudget::Reservation> ReserveBehindCalls(int64_t bytes,
+                                                               absl::string_view what);
+  // The same for long, of all weights three quarters of the compute share at most.
+  // REQUIRES: one call at a time.
   absl::StatusOr<LongReservation> ReserveForLong(int64_t bytes);
 
   // Returns the record of this caller's memory, which all its calls share.
   std::shared_ptr<CallerMemory> CallerOf(const std::string& name);
 
-  // A call that holds memory of `shares` counts as silent from `silent_at` on. `end` is called at
-  // most once, by any thread under the gate's lock: it must do no more than wake another thread. It
-  // is not running once the result is destroyed.
+  // A call that holds memory of `shares` counts as silent from `silent_at` on; its caller's only
+  // one from that of `pace` on, which outlives the result, or never if that is null. `end` is
+  // called at most once, by any thread under the gate's lock: it must do no more than wake another
+  // thread. It is not running once the result is destroyed.
   PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller, Shares shares, Instant silent_at,
-                       absl::AnyInvocable<void()> end);
+                       absl::AnyInvocable<void()> end, const PeerPace* pace = nullptr);
 
   // Serves the queue on the calling thread, which has released bytes and may run callbacks.
   // Optional: the timer's thread serves the queue as well.
@@ -205,7 +237,7 @@ class AdmissionGate {
   // A call that waits for its peer.
   struct WaitingCall {
     // Returns the memory of a share that its caller holds, or null if the call holds none of it.
-    const CallerBytes* Held(Share share) const {
+    CallerBytes* Held(Share share) const {
       if (share == Share::kReceive) return shares.receive ? &caller->receive : nullptr;
       return shares.compute ? &caller->compute : nullptr;
     }
@@ -213,6 +245,12 @@ class AdmissionGate {
     std::shared_ptr<CallerMemory> caller;
     Shares shares;
     absl::AnyInvocable<void()> end;
+    const PeerPace* pace;
+  };
+
+  struct Confinement {
+    Instant end;
+    std::shared_ptr<CallerBytes> caller;
   };
 
   struct Decision {
@@ -226,8 +264,12 @@ class AdmissionGate {
   }
   static std::shared_ptr<CallerBytes> BytesOf(const std::shared_ptr<CallerMemory>& caller,
                                               Share share);
+  // Copies what the queue needs to know.
+  static void Describe(const MemoryRequest& request, WaitingRequest& waiting);
   static Waiter& AsWaiter(const FairQueue::Entry& entry);
   bool IsSmall(int64_t bytes) const;
+  // Returns whether a request may be offered bytes of the part for small requests.
+  bool MayUseSmall(const Account& account, const WaitingRequest& request) const;
   absl::Status CheckFitsShare(const MemoryRequest& request) const;
   absl::Status CheckAlive(const Waiter& waiter, Instant now) const;
   std::optional<MemoryBudget::Reservation> TryReserve(Account& account,
@@ -243,6 +285,9 @@ class AdmissionGate {
   void Dequeue(FairQueue::Entry entry, Result result, std::vector<Decision>& decisions);
   // Returns the earliest time at which a silent call may have to end.
   Instant EndSilentCall(Share share, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Confine(std::shared_ptr<CallerBytes> caller, Instant now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndConfinements() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndWait(const PeerWait::Key& key);
   void WakeIfQueued();
 
@@ -255,6 +300,7 @@ class AdmissionGate {
   std::atomic<int64_t> long_reserved_{0};
   std::map<PeerWait::Key, WaitingCall> waiting_calls_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<Confinement> confinements_ ABSL_GUARDED_BY(mutex_);  // by their end
 
   Mutex callers_mutex_;
   absl::flat_hash_map<std::string, std::weak_ptr<CallerMemory>> callers_

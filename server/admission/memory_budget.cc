@@ -8,18 +8,6 @@
 #include "server/rejection.h"
 
 namespace rapt {
-namespace {
-
-// Returns the caller, and counts a reservation for it until the last copy is destroyed.
-std::shared_ptr<CallerBytes> CountReservation(int64_t bytes, std::shared_ptr<CallerBytes> caller) {
-  if (caller == nullptr || bytes == 0) return nullptr;
-  caller->Add(bytes);
-  caller->AddReservation();
-  CallerBytes* const counted = caller.get();
-  return {counted, [caller = std::move(caller)](CallerBytes*) { caller->RemoveReservation(); }};
-}
-
-}  // namespace
 
 MemoryBudget::Reservation& MemoryBudget::Reservation::operator=(Reservation&& other) noexcept {
   if (this == &other) return *this;
@@ -41,10 +29,21 @@ void MemoryBudget::Reservation::Release() {
   const int64_t bytes = std::exchange(bytes_, 0);
   std::shared_ptr<CallerBytes> caller = std::move(caller_);
   if (budget == nullptr || bytes == 0) return;
-  if (caller != nullptr) caller->Subtract(bytes);
+  if (caller != nullptr) caller->Subtract(bytes, budget->for_small_);
   caller.reset();  // before others look for memory
   budget->reserved_bytes_.fetch_sub(bytes);
   budget->on_release_();
+}
+
+// Counts one reservation for the caller until the last part is released.
+MemoryBudget::Reservation MemoryBudget::Make(int64_t bytes, std::shared_ptr<CallerBytes> caller) {
+  if (caller == nullptr || bytes == 0) return {this, bytes, nullptr};
+  caller->Add(bytes, for_small_);
+  caller->AddReservation();
+  CallerBytes* const counted = caller.get();
+  return {this, bytes, {counted, [caller = std::move(caller)](CallerBytes*) {
+                          caller->RemoveReservation();
+                        }}};
 }
 
 std::optional<MemoryBudget::Reservation> MemoryBudget::Reserve(
@@ -54,13 +53,13 @@ std::optional<MemoryBudget::Reservation> MemoryBudget::Reserve(
   do {
     if (bytes > capacity_bytes_ - reserved) return std::nullopt;
   } while (!reserved_bytes_.compare_exchange_weak(reserved, reserved + bytes));
-  return Reservation(this, bytes, CountReservation(bytes, std::move(caller)));
+  return Make(bytes, std::move(caller));
 }
 
 MemoryBudget::Reservation MemoryBudget::Charge(int64_t bytes, std::shared_ptr<CallerBytes> caller) {
   RAPT_CHECK(bytes >= 0, "a reservation cannot be negative");
   reserved_bytes_.fetch_add(bytes);
-  return {this, bytes, CountReservation(bytes, std::move(caller))};
+  return Make(bytes, std::move(caller));
 }
 
 absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,

@@ -44,9 +44,12 @@ class MemoryBudget {
 
   // `on_release` is called after bytes are released, on the releasing thread and under whatever
   // locks it holds. It must do no more than wake another thread.
+  // `for_small`: the bytes count as CallerBytes::held_for_small() too.
   explicit MemoryBudget(
-      int64_t capacity_bytes, std::function<void()> on_release = [] {})
-      : capacity_bytes_(capacity_bytes), on_release_(std::move(on_release)) {}
+      int64_t capacity_bytes, std::function<void()> on_release = [] {}, bool for_small = false)
+      : capacity_bytes_(capacity_bytes),
+        on_release_(std::move(on_release)),
+        for_small_(for_small) {}
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
@@ -59,10 +62,14 @@ class MemoryBudget {
 
   int64_t capacity_bytes() const { return capacity_bytes_; }
   int64_t reserved_bytes() const { return reserved_bytes_.load(); }
+  int64_t free_bytes() const { return capacity_bytes_ - reserved_bytes(); }
 
  private:
+  Reservation Make(int64_t bytes, std::shared_ptr<CallerBytes> caller);
+
   const int64_t capacity_bytes_;
   const std::function<void()> on_release_;
+  const bool for_small_;
   // Sequentially consistent: a thread that releases and then checks for waiters, and a thread that
   // waits and then checks for free bytes, must not both find nothing.
   std::atomic<int64_t> reserved_bytes_{0};

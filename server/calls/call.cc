@@ -14,7 +14,8 @@ namespace {
 // Grace for a sender, because connections may stall for a moment.
 constexpr std::chrono::seconds kReceiveGrace{2};
 
-// Grace for a reader, which may compute between two responses of a stream.
+// Grace for a reader, which may compute between two responses of a stream. While others wait for
+// the memory, a unary call's reader has no more than a sender.
 constexpr std::chrono::seconds kSendGrace{20};
 
 std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits) {
@@ -112,7 +113,8 @@ absl::Status Call::CheckMessageSize(int64_t bytes) const {
 
 void Call::BeginReceiving(int64_t bytes, AdmissionGate::Shares held, Alarm& alarm) {
   receive_began_ = Now();
-  receive_wait_ = WaitForPeer(held, AdmissionGate::kSilentTime, receive_gives_way_, alarm);
+  receive_wait_ =
+      WaitForPeer(held, AdmissionGate::kSilentTime, receive_pace_, receive_gives_way_, alarm);
   receive_end_ =
       std::min(deadline_, receive_began_ + kReceiveGrace + SlowestTransfer(bytes, limits()));
 }
@@ -125,12 +127,21 @@ void Call::EndReceiving() {
 
 AdmissionGate::PeerWait Call::WaitForPeer(AdmissionGate::Shares held,
                                           std::chrono::nanoseconds patience,
+                                          AdmissionGate::PeerPace& pace,
                                           std::atomic<bool>& gives_way, Alarm& alarm) {
   if (caller_memory_ == nullptr) return {};
-  return engine().WaitForPeer(caller_memory_, held, Now() + patience, [&gives_way, &alarm] {
+  const Instant now = Now();
+  pace.Begin(now);
+  const auto end = [&gives_way, &alarm] {
     gives_way = true;
     alarm.SetNoLaterThan(Instant::min());
-  });
+  };
+  return engine().WaitForPeer(caller_memory_, held, now + patience, end,
+                              keeps_pace_ ? &pace : nullptr);
+}
+
+void Call::Advance(AdmissionGate::PeerPace& pace, int64_t bytes) {
+  if (caller_memory_ != nullptr) pace.Advance(Now(), SlowestTransfer(bytes, limits()));
 }
 
 void Call::EndWaits() {
@@ -150,7 +161,8 @@ void Call::BeginSending(int64_t bytes, Instant deadline, AdmissionGate::Shares h
   send_began_ = Now();
   send_deadline_ = deadline;
   send_end_ = std::min(deadline, send_began_ + kSendGrace + SlowestTransfer(bytes, limits()));
-  send_wait_ = WaitForPeer(held, kSendGrace, send_gives_way_, alarm);
+  send_wait_ = WaitForPeer(held, keeps_pace_ ? AdmissionGate::kSilentTime : kSendGrace, send_pace_,
+                           send_gives_way_, alarm);
 }
 
 void Call::EndSending() {

@@ -145,10 +145,15 @@ class Call {
   }
   int64_t message_memory_bytes() const { return message_memory_bytes_; }
 
+  // Call before the first message if NoteReceived() and NoteSent() follow: the call can then be
+  // told from one of a peer that moves nothing, even if it is its caller's only one.
+  void KeepPace() { keeps_pace_ = true; }
   // Call when the read of a message of at most `bytes` begins. The call holds memory of `held`. A
   // sender is too slow after receive_end(). If others wait for that memory and the caller holds
   // more than its fair share, receive_end() becomes earlier and `alarm` fires.
   void BeginReceiving(int64_t bytes, AdmissionGate::Shares held, Alarm& alarm);
+  // Call when `bytes` of it have arrived.
+  void NoteReceived(int64_t bytes) { Advance(receive_pace_, bytes); }
   void EndReceiving();
   Instant receive_end() const { return receive_gives_way_ ? Instant::min() : receive_end_; }
   // Returns the status that rejects the slow sender of `what`.
@@ -157,6 +162,8 @@ class Call {
   // Call when sending of `bytes` begins. A reader is too slow after send_end(), which is at most
   // `deadline` and becomes earlier like receive_end().
   void BeginSending(int64_t bytes, Instant deadline, AdmissionGate::Shares held, Alarm& alarm);
+  // Call when the transport has accepted `bytes`.
+  void NoteSent(int64_t bytes) { Advance(send_pace_, bytes); }
   void EndSending();
   Instant send_end() const { return send_gives_way_ ? Instant::min() : send_end_; }
   // Call before the alarms of BeginReceiving() and BeginSending() are destroyed.
@@ -184,7 +191,9 @@ class Call {
 
  private:
   AdmissionGate::PeerWait WaitForPeer(AdmissionGate::Shares held, std::chrono::nanoseconds patience,
-                                      std::atomic<bool>& gives_way, Alarm& alarm);
+                                      AdmissionGate::PeerPace& pace, std::atomic<bool>& gives_way,
+                                      Alarm& alarm);
+  void Advance(AdmissionGate::PeerPace& pace, int64_t bytes);
   OpenCalls& places() const {
     return traits_.carries_tensors ? environment_.open_calls : environment_.small_calls;
   }
@@ -196,6 +205,8 @@ class Call {
   std::shared_ptr<CallerMemory> caller_memory_;
   std::atomic<bool> receive_gives_way_{false};  // to callers that wait for memory
   std::atomic<bool> send_gives_way_{false};
+  AdmissionGate::PeerPace receive_pace_, send_pace_;
+  bool keeps_pace_ = false;
   AdmissionGate::PeerWait receive_wait_, send_wait_;
   bool is_idle_ = false;
   bool is_accepted_ = false;  // the request's message

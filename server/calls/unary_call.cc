@@ -16,7 +16,9 @@ constexpr std::chrono::seconds kMoreTime{1};
 
 UnaryCall::UnaryCall(const CallEnvironment& environment, const CallObserver& observe,
                      MethodTraits traits)
-    : call_(environment, observe, traits), alarm_(environment.timer, [this] { OnAlarm(); }) {}
+    : call_(environment, observe, traits), alarm_(environment.timer, [this] { OnAlarm(); }) {
+  call_.KeepPace();
+}
 
 void UnaryCall::OnHeaders(const CallHeaders& headers) {
   if (absl::Status status = Open(headers); !status.ok()) return End(std::move(status));

@@ -50,6 +50,10 @@ class UnaryCall {
   // Returns true if the message has arrived and the call continues; false if it ends or has ended.
   // `bytes`: of the message; by default, what OnSize() said.
   bool OnRead(bool ok, std::optional<int64_t> bytes = std::nullopt);
+  // Call when bytes of the message have arrived, and when the transport has accepted bytes of the
+  // response.
+  void OnBytesRead(int64_t bytes) { call_.NoteReceived(bytes); }
+  void OnBytesSent(int64_t bytes) { call_.NoteSent(bytes); }
   // Call instead of OnRead() if the message can't be received. Ends the call with the status.
   void OnBadRead(absl::Status status);
   void OnCancelled() { call_.Cancel(); }

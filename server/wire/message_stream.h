@@ -66,6 +66,9 @@ class StreamCall {
   virtual void Begin() = 0;
 
   virtual void OnSize(int64_t bytes) = 0;
+  // Bytes of the message that is read, or written.
+  virtual void OnBytesRead(int64_t /*bytes*/) {}
+  virtual void OnBytesSent(int64_t /*bytes*/) {}
   virtual void OnReadDone(bool ok) = 0;
   virtual void OnWriteDone(bool ok) = 0;
   // The caller has left, or Cancel() was called.

@@ -477,6 +477,7 @@ bool Connection::Write() {
   }
   since_ = Now();
   turn_left_ -= written;
+  if (call_ != nullptr) call_->OnBytesWritten(written);
   out_offset_ += static_cast<size_t>(written);
   while (!out_.empty()) {
     const size_t size = out_.front().bytes.size() + out_.front().payload.bytes.size();

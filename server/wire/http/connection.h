@@ -52,6 +52,8 @@ class ConnectionCall {
   virtual void OnBodyBytes(size_t count) = 0;
   virtual void OnBodyEnd() = 0;
   virtual void OnBadBody() = 0;
+  // Bytes of the response are written.
+  virtual void OnBytesWritten(int64_t bytes) = 0;
   // The response is sent, or the connection is gone. The last call; the call then owns itself.
   virtual void OnClosed(bool has_responded) = 0;
 

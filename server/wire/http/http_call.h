@@ -37,9 +37,13 @@ class HttpCall final : public ConnectionCall, private UnaryCall, private MethodC
 
   void Begin(const Request& request) override;
   absl::Span<uint8_t> BodyPlace() override;
-  void OnBodyBytes(size_t count) override { received_ += static_cast<int64_t>(count); }
+  void OnBodyBytes(size_t count) override {
+    received_ += static_cast<int64_t>(count);
+    OnBytesRead(static_cast<int64_t>(count));
+  }
   void OnBodyEnd() override;
   void OnBadBody() override;
+  void OnBytesWritten(int64_t bytes) override { OnBytesSent(bytes); }
   void OnClosed(bool has_responded) override;
 
  private:

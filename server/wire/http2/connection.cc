@@ -711,8 +711,9 @@ int Connection::WriteData(Stream& stream, const uint8_t* head, size_t length) {
   constexpr size_t kFrameHead = 9;
   if (!HasRoom()) return NGHTTP2_ERR_WOULDBLOCK;
   Append(head, kFrameHead);
-  budget_.EarnByPayload(static_cast<int64_t>(length));
-  stream.chunk_bytes -= static_cast<int64_t>(length);
+  const auto size = static_cast<int64_t>(length);
+  budget_.EarnByPayload(size);
+  stream.chunk_bytes -= size;
   while (length > 0) {
     Chunk& chunk = stream.chunks.front();
     const absl::string_view part = chunk.rest().substr(0, length);
@@ -727,6 +728,7 @@ int Connection::WriteData(Stream& stream, const uint8_t* head, size_t length) {
     chunk.offset += part.size();
     if (chunk.rest().empty()) stream.chunks.pop_front();
   }
+  if (stream.handler != nullptr) stream.handler->OnFramed(size);
   if (stream.chunk_bytes == 0 && stream.handler != nullptr) stream.handler->OnDrained();
   return 0;
 }

@@ -45,7 +45,9 @@ class CallStream {
   // Whether this is a unary call with tensors, which ends soon once it has room. Others may stay
   // open without a message.
   virtual bool carries_tensors() { return false; }
-  // All messages passed to SendMessage() are framed.
+  // Bytes of messages passed to SendMessage() are framed.
+  virtual void OnFramed(int64_t bytes) = 0;
+  // All of them are.
   virtual void OnDrained() {}
 
  protected:

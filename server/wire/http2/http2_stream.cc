@@ -78,6 +78,7 @@ absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
     if (count > 0 && bytes.data() != place.data()) std::memcpy(place.data(), bytes.data(), count);
     bytes.remove_prefix(count);
     received_ += static_cast<int64_t>(count);
+    call_->OnBytesRead(static_cast<int64_t>(count));
     if (received_ < size_) return bytes;
     connection_->EarnByMessage();
     EndRead(true);

@@ -37,6 +37,7 @@ class Http2Stream final : public CallStream, private MessageStream {
   void OnEnd() override;
   void OnClosed(bool has_responded) override;
   absl::Span<uint8_t> DirectPlace() override;
+  void OnFramed(int64_t bytes) override { call_->OnBytesSent(bytes); }
   void OnDrained() override;
 
  private:

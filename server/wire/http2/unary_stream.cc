@@ -137,6 +137,7 @@ void UnaryStream::TakeBody(absl::Span<const uint8_t> bytes) {
     std::memcpy(place.data(), bytes.data(), bytes.size());
   }
   received_ += static_cast<int64_t>(bytes.size());
+  OnBytesRead(static_cast<int64_t>(bytes.size()));
   const int64_t missing = size_ - received_;
   if (missing > 0 || expects_) connection_->Expect(id_, missing);
   expects_ = missing > 0;

@@ -40,6 +40,7 @@ class UnaryStream final : public CallStream, private UnaryCall, private MethodCa
   void OnEnd() override;
   void OnClosed(bool has_responded) override;
   absl::Span<uint8_t> DirectPlace() override;
+  void OnFramed(int64_t bytes) override { OnBytesSent(bytes); }
   bool carries_tensors() override { return call().traits().carries_tensors; }
 
  private:

@@ -17,6 +17,7 @@ StreamInferCall::StreamInferCall(const CallEnvironment& environment,
       call_(environment, observe, traits),
       alarm_(environment.timer, [this] { this->stream().Cancel(); }) {
   ++call_.streams().open;
+  call_.KeepPace();
 }
 
 void StreamInferCall::Begin() {

@@ -54,6 +54,8 @@ class StreamInferCall final : public StreamCall {
   void Refuse(const absl::Status& status);
   void OnSize(int64_t bytes) override;
   void Receive(int64_t bytes, MessageReservation memory);
+  void OnBytesRead(int64_t bytes) override { call_.NoteReceived(bytes); }
+  void OnBytesSent(int64_t bytes) override { call_.NoteSent(bytes); }
   void OnReadDone(bool ok) override;
   absl::Status Decode();
   void OnResult(Result result);

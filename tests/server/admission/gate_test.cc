@@ -6,6 +6,8 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <iterator>
+#include <list>
 #include <memory>
 #include <optional>
 #include <random>
@@ -14,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
 #include "server/request.h"
 #include "tests/support/fake_clock.h"
 
@@ -120,39 +124,30 @@ TEST_F(GateTest, LongReservationsLeaveAQuarterToRequests) {
               AllOf(HasSubstr("need 1 bytes beside 3360 bytes"), HasSubstr("at most 3360")));
 }
 
-TEST_F(GateTest, ALongReservationWaitsForRequestsAndPrecedesTheQueue) {
-  std::optional<MemoryBudget::Reservation> held = Take(4000);
-  std::promise<absl::Status> reserved;
-  std::thread loader([&] { reserved.set_value(gate_.ReserveForLong(1000).status()); });
-  while (gate_.reserved_bytes() < 5000) std::this_thread::yield();
-  auto result = reserved.get_future();
-  EXPECT_EQ(result.wait_for(milliseconds(5)), std::future_status::timeout);
-  EXPECT_FALSE(gate_.AdmitNow({.bytes = kSmall + 1}).has_value());
+TEST_F(GateTest, ALongReservationWaitsWithoutMemoryAndDelaysNobody) {
+  std::optional<MemoryBudget::Reservation> held = Take(3000);
+  auto reserved = std::async(std::launch::async, [this] { return gate_.ReserveForLong(3000); });
+  while (gate_.waiting().depth < 1) std::this_thread::yield();
+  EXPECT_EQ(gate_.reserved_bytes(), 3000);
+  for (int n = 0; n < 3; ++n) Take(kGeneral - 3000);  // as if nobody waited
   held.reset();
-  EXPECT_TRUE(result.get().ok());
-  loader.join();
-}
-
-TEST_F(GateTest, ALongReservationThatFindsNoMemoryIsRefused) {
-  const MemoryBudget::Reservation held = Take(4000);
-  std::promise<absl::Status> reserved;
-  std::thread loader([&] { reserved.set_value(gate_.ReserveForLong(1000).status()); });
-  while (gate_.reserved_bytes() < 5000) std::this_thread::yield();
-  clock_.Advance(seconds(10));
-  const absl::Status status = reserved.get_future().get();
-  EXPECT_THAT(std::string(status.message()), HasSubstr("did not become free in 10000 ms"));
-  loader.join();
-  EXPECT_EQ(gate_.reserved_bytes(), 4000);
-}
-
-TEST_F(GateTest, RejectsQueuedRequestsThatALongReservationPutsOutOfReach) {
-  std::optional<MemoryBudget::Reservation> held = Take(1000);
-  Queue(1, {.bytes = kGeneral});
-  const auto kept = gate_.ReserveForLong(1000);
-  ASSERT_TRUE(kept.ok()) << kept.status();
   Settle();
-  ASSERT_THAT(served_, ElementsAre(1));
-  EXPECT_THAT(std::string(statuses_[0].message()), HasSubstr("at most 3480"));
+  const auto kept = reserved.get();
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(gate_.LimitOf(kCompute), kGeneral - 3000);
+}
+
+// Even a small one leaves the part for small requests to them.
+TEST_F(GateTest, ALongReservationThatFindsNoMemoryIsRefused) {
+  const MemoryBudget::Reservation held = Take(kGeneral);
+  auto reserved =
+      std::async(std::launch::async, [this] { return gate_.ReserveForLong(kSmall).status(); });
+  while (gate_.waiting().depth < 1) std::this_thread::yield();
+  clock_.Advance(seconds(10));
+  Settle();
+  EXPECT_THAT(std::string(reserved.get().message()),
+              HasSubstr("memory for weights needs 160 bytes, which did not become free in 10000"));
+  EXPECT_EQ(gate_.reserved_bytes(), kGeneral);
 }
 
 TEST_F(GateTest, QueuesARequestUntilItFits) {
@@ -308,7 +303,17 @@ class CallersTest : public GateTest {
     Settle();
   }
 
-  const Caller a_ = gate_.CallerOf("a"), b_ = gate_.CallerOf("b");
+  // Takes all that the caller gets without waiting, in ever smaller pieces.
+  void TakeAll(const Caller& caller, AdmissionGate::Share share,
+               std::vector<MemoryBudget::Reservation>& held) {
+    for (int64_t bytes = 2048; bytes > 0; bytes /= 2) {
+      while (auto result = gate_.AdmitNow({.share = share, .bytes = bytes, .caller = caller})) {
+        held.push_back(std::move((*result)->reservation));
+      }
+    }
+  }
+
+  const Caller a_ = gate_.CallerOf("a"), b_ = gate_.CallerOf("b"), victim_ = gate_.CallerOf("v");
   std::vector<int> ended_;
 };
 
@@ -383,6 +388,133 @@ TEST_F(CallersTest, OnlyACallThatHoldsMemoryOfTheShareEnds) {
   EXPECT_THAT(ended_, ElementsAre(2, 3));
 }
 
+// The caller is above its share, so that its request waits behind the reservation.
+TEST_F(CallersTest, RejectsQueuedRequestsThatALongReservationPutsOutOfReach) {
+  std::optional<MemoryBudget::Reservation> held = Take(4000);
+  const MemoryBudget::Reservation own = TakeFor(a_, 200, kCompute);
+  auto reserved = std::async(std::launch::async, [this] { return gate_.ReserveForLong(1000); });
+  while (gate_.waiting().depth < 1) std::this_thread::yield();
+  Queue(1, {.bytes = kGeneral, .caller = a_});
+  held.reset();
+  Settle();
+  const auto kept = reserved.get();
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  Settle();
+  ASSERT_THAT(served_, ElementsAre(1));
+  EXPECT_THAT(std::string(statuses_[0].message()), HasSubstr("at most 3480"));
+}
+
+TEST_F(CallersTest, ASilentCallEndsForALongReservation) {
+  const MemoryBudget::Reservation first = TakeFor(a_, 2240, kCompute),
+                                  second = TakeFor(a_, 2240, kCompute);
+  const AdmissionGate::PeerWait wait = Wait(a_, 1, {.compute = true});
+  auto reserved =
+      std::async(std::launch::async, [this] { return gate_.ReserveForLong(1000).status(); });
+  while (gate_.waiting().depth < 1) std::this_thread::yield();
+  Advance(kSilentTime);
+  EXPECT_THAT(ended_, ElementsAre(1));
+  Advance(seconds(8));
+  EXPECT_FALSE(reserved.get().ok());
+}
+
+// Each takes what is free in ever smaller pieces, and again whatever is released.
+TEST_F(CallersTest, CallersThatTakeAllTheyCanLeaveRoomForSmallRequestsOfOthers) {
+  for (const AdmissionGate::Share share : {kReceive, kCompute}) {
+    std::vector<MemoryBudget::Reservation> held;
+    for (int round = 0; round < 10; ++round) {
+      for (const Caller& greedy : {a_, b_, gate_.CallerOf("c")}) TakeAll(greedy, share, held);
+      EXPECT_EQ(TakeFor(victim_, 40, share).bytes(), 40);
+      held.erase(held.begin(), held.begin() + 3);
+    }
+  }
+}
+
+TEST_F(CallersTest, ACallerGetsNoMoreOfTheReservedPartThanItLeaves) {
+  const MemoryBudget::Reservation all = TakeFor(a_, kGeneral);
+  std::vector<MemoryBudget::Reservation> held;
+  for (int n = 0; n < 2; ++n) held.push_back(TakeFor(a_, kSmall));  // 320 of 640
+  EXPECT_FALSE(gate_.AdmitNow({.share = kReceive, .bytes = 1, .caller = a_}).has_value());
+  held.push_back(TakeFor(b_, kSmall));
+  held.erase(held.begin());
+  held.push_back(TakeFor(a_, 80));
+  EXPECT_FALSE(gate_.AdmitNow({.share = kReceive, .bytes = 1, .caller = a_}).has_value());
+}
+
+TEST_F(CallersTest, SmallRequestsThatWaitDelayOnlyTheirOwnCaller) {
+  std::vector<MemoryBudget::Reservation> held;
+  TakeAll(a_, kReceive, held);
+  for (int n = 0; n < 3; ++n) Queue(n, {.share = kReceive, .bytes = kSmall, .caller = a_});
+  EXPECT_EQ(TakeFor(b_, kSmall).bytes(), kSmall);
+  Queue(3, {.share = kReceive, .bytes = 80, .caller = b_});
+  Settle();
+  EXPECT_THAT(served_, ElementsAre(3));
+  clock_.Advance(seconds(11));
+  Settle();
+}
+
+TEST_F(CallersTest, ACallerWhoseSilentCallHasEndedIsConfinedForAMinute) {
+  std::optional<MemoryBudget::Reservation> first = TakeFor(a_, 2240), second = TakeFor(a_, 2240);
+  const AdmissionGate::PeerWait wait = Wait(a_, 1);
+  MemoryBudget::Reservation got;
+  Queue(1, {.share = kReceive, .bytes = 2000, .caller = b_}, &got);
+  Advance(kSilentTime);
+  ASSERT_THAT(ended_, ElementsAre(1));
+  first.reset();
+  Settle();
+  ASSERT_EQ(got.bytes(), 2000);
+  got = {};
+  // Nobody else holds or wants anything now.
+  for (int n = 0; n < 3; ++n) {
+    EXPECT_FALSE(gate_.AdmitNow({.share = kReceive, .bytes = 1000, .caller = a_}).has_value());
+    EXPECT_EQ(TakeFor(b_, 2000).bytes(), 2000);
+  }
+  EXPECT_EQ(TakeFor(a_, 300).bytes(), 300) << "half of the share is its own";
+  EXPECT_EQ(TakeFor(a_, kGeneral, kCompute).bytes(), kGeneral) << "the other share is untouched";
+  Queue(2, {.share = kReceive, .bytes = 2240, .caller = a_});
+  Advance(seconds(9));
+  EXPECT_THAT(served_, ElementsAre(1));
+  Advance(seconds(1));
+  EXPECT_THAT(served_, ElementsAre(1, 2)) << "refused";
+  Advance(AdmissionGate::kConfinedTime);
+  EXPECT_EQ(TakeFor(a_, 2240).bytes(), 2240);
+}
+
+TEST_F(CallersTest, ACallThatIsConfinedIsServedWhenThatEnds) {
+  std::optional<MemoryBudget::Reservation> first = TakeFor(a_, 2240), second = TakeFor(a_, 2240);
+  const AdmissionGate::PeerWait wait = Wait(a_, 1);
+  Queue(1, {.share = kReceive, .bytes = 1000, .caller = b_});
+  Advance(kSilentTime);
+  first.reset();
+  Settle();
+  Advance(AdmissionGate::kConfinedTime - seconds(5));
+  Queue(2, {.share = kReceive, .bytes = 2240, .caller = a_});
+  Settle();
+  EXPECT_THAT(served_, ElementsAre(1));
+  Advance(seconds(5));
+  EXPECT_THAT(served_, ElementsAre(1, 2));
+  EXPECT_TRUE(statuses_[1].ok()) << statuses_[1];
+}
+
+TEST_F(CallersTest, ACallersOnlyCallEndsIfItsPeerDoesNotKeepUp) {
+  const MemoryBudget::Reservation held = TakeFor(a_, kGeneral);
+  AdmissionGate::PeerPace pace;
+  pace.Begin(clock_.Now());
+  const AdmissionGate::PeerWait wait = gate_.WaitForPeer(
+      a_, {.receive = true}, clock_.Now() + kSilentTime, [this] { ended_.push_back(1); }, &pace);
+  Queue(1, {.share = kReceive, .bytes = 1000, .caller = b_});
+  for (int n = 0; n < 4; ++n) {
+    Advance(seconds(1));
+    pace.Advance(clock_.Now(), seconds(1));
+  }
+  pace.Advance(clock_.Now(), seconds(100));  // a burst does not let it rest
+  Advance(kSilentTime - milliseconds(1));
+  EXPECT_THAT(ended_, IsEmpty());
+  Advance(milliseconds(10));
+  EXPECT_THAT(ended_, ElementsAre(1));
+  clock_.Advance(seconds(11));
+  Settle();
+}
+
 // Even in parts. Otherwise a message that alone exceeds the fair share would never arrive.
 TEST_F(CallersTest, ACallersOnlyCallDoesNotEnd) {
   MemoryBudget::Reservation held = TakeFor(a_, kGeneral);
@@ -438,6 +570,95 @@ TEST_F(CallersTest, ACallerThatFillsTheQueueLeavesRoomInTheOtherShareToo) {
   EXPECT_THAT(served_, ElementsAre(3, 6));
   clock_.Advance(seconds(11));
   Settle();
+}
+
+// Three callers take, queue, hold in silence and release at random; another one has small calls.
+class AdversariesTest : public CallersTest {
+ protected:
+  struct Call {
+    MemoryBudget::Reservation memory;
+    AdmissionGate::PeerWait wait;
+    std::atomic<bool> is_ended = false;
+  };
+
+  void Step() {
+    const Caller& caller = adversaries_[rng_() % std::size(adversaries_)];
+    const auto share = rng_() % 2 ? kReceive : kCompute;
+    const bool is_small = rng_() % 2;
+    const auto bytes = static_cast<int64_t>(1 + rng_() % (is_small ? kSmall : kGeneral));
+    switch (rng_() % 4) {
+      case 0:
+      case 1:
+        return Ask({.share = share, .bytes = bytes, .priority = rng_() % 3, .caller = caller});
+      case 2:
+        return ReleaseOne(rng_());
+      default:
+        return Advance(milliseconds(rng_() % 2000));
+    }
+  }
+
+  void Ask(const AdmissionGate::MemoryRequest& request) {
+    ++asked_;
+    const auto on_result = [this, request](AdmissionGate::Result result) {
+      ++decided_;
+      if (result.ok()) Hold(request, std::move(result->reservation));
+    };
+    if (auto result = gate_.AdmitNow(request)) return on_result(*std::move(result));
+    gate_.Queue(request, on_result);
+  }
+
+  void Hold(const AdmissionGate::MemoryRequest& request, MemoryBudget::Reservation memory) {
+    EXPECT_EQ(memory.bytes(), request.bytes);
+    MutexLock lock(mutex_);  // the timer's thread serves the queue
+    Call& call = calls_.emplace_back();
+    call.memory = std::move(memory);
+    const bool receives = request.share == kReceive;
+    call.wait = gate_.WaitForPeer(request.caller, {.receive = receives, .compute = !receives},
+                                  clock_.Now() + kSilentTime, [&call] { call.is_ended = true; });
+  }
+
+  void ReleaseOne(size_t number) {
+    MutexLock lock(mutex_);
+    if (!calls_.empty()) calls_.erase(std::next(calls_.begin(), number % calls_.size()));
+  }
+  void ReleaseEnded() {
+    MutexLock lock(mutex_);
+    calls_.remove_if([](const Call& call) { return call.is_ended.load(); });
+  }
+  void ReleaseAll() {
+    MutexLock lock(mutex_);
+    calls_.clear();
+  }
+
+  const Caller adversaries_[3] = {a_, b_, gate_.CallerOf("c")};
+  std::mt19937 rng_{7};
+  Mutex mutex_;
+  std::list<Call> calls_ ABSL_GUARDED_BY(mutex_);
+  int asked_ = 0;
+  std::atomic<int> decided_ = 0;
+};
+
+TEST_F(AdversariesTest, NeitherStopSmallCallsOfOthersNorEachOther) {
+  for (int n = 0; n < 3000; ++n) {
+    Step();
+    for (const auto share : {kReceive, kCompute}) {
+      // An eighth of the part for small requests is left by three callers, half of it to this one.
+      ASSERT_EQ(TakeFor(victim_, 40, share).bytes(), 40);
+      ASSERT_LE(gate_.reserved_bytes(share), kBudget / 2);
+    }
+    if (rng_() % 8 == 0) ReleaseEnded();
+  }
+  EXPECT_GT(asked_, 1000);
+  ReleaseAll();
+  Advance(seconds(10));  // max_queue_delay
+  EXPECT_EQ(decided_, asked_);
+  EXPECT_EQ(gate_.waiting().depth, 0);
+  ReleaseAll();
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
+  for (const Caller& caller : adversaries_) {
+    EXPECT_EQ(caller->receive.held() + caller->receive.held_for_small(), 0);
+    EXPECT_EQ(caller->compute.held() + caller->compute.held_for_small(), 0);
+  }
 }
 
 // Many threads request, wait, hold and release; every request is served and nothing leaks.

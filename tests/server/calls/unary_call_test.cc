@@ -36,6 +36,7 @@ class FakeCall final : public UnaryCall {
   using UnaryCall::BeginResponse;
   using UnaryCall::call;
   using UnaryCall::End;
+  using UnaryCall::OnBytesSent;
   using UnaryCall::OnCancelled;
   using UnaryCall::OnClosed;
   using UnaryCall::OnHeaders;
@@ -479,7 +480,26 @@ TEST_F(GivesWayTest, ASilentReaderEndsWhenItsMemoryIsWaitedFor) {
   ASSERT_TRUE(call.OnRead(true));
   call.BeginResponse(30'000);  // a reader has 20 s, and 30 s at the minimum rate
   LetAnotherCallerWait(kCompute);
-  AdvanceAndSettle(seconds(19));
+  AdvanceAndSettle(AdmissionGate::kSilentTime - milliseconds(1));
+  EXPECT_FALSE(call.is_aborted());
+  AdvanceAndSettle(milliseconds(1));
+  EXPECT_TRUE(call.is_aborted());
+  call.OnCancelled();
+  EXPECT_EQ(RejectionOf(Close().status), Rejection::kCallerShare);
+}
+
+TEST_F(GivesWayTest, AnOnlyCallEndsIfItsReaderFallsBehindTheMinimumRate) {
+  held_.clear();
+  Hold(kCompute, gate_.LimitOf(kCompute));
+  FakeCall& call = NewReadingCall(Headers());
+  ASSERT_TRUE(call.OnRead(true));
+  call.BeginResponse(30'000);
+  LetAnotherCallerWait(kCompute);
+  for (int n = 0; n < 4; ++n) {
+    AdvanceAndSettle(seconds(1));
+    call.OnBytesSent(kBytesPerSecond);
+  }
+  AdvanceAndSettle(seconds(1));
   EXPECT_FALSE(call.is_aborted());
   AdvanceAndSettle(seconds(1));
   EXPECT_TRUE(call.is_aborted());
