@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "attention/layer/files/layer_files.h"
+#include "attention/layer/files/reading_memory.h"
 #include "base/clock.h"
 #include "base/invalid.h"
 #include "base/log.h"
@@ -87,6 +88,10 @@ absl::Status ModelRepository::CheckName(absl::string_view name) const {
 }
 
 absl::StatusOr<ModelInfoPtr> ModelRepository::Make(const std::string& name) {
+  // Until the weights are packed.
+  const absl::StatusOr<MemoryBudget::Reservation> reading =
+      gate_.ReserveBehindCalls(ReadingBytes(PathOf(name)), "memory for reading its files");
+  if (!reading.ok()) return reading.status();
   const absl::StatusOr<LayerFiles> files = ReadLayerFiles(PathOf(name));
   if (!files.ok()) return files.status();
   const absl::StatusOr<int64_t> bytes = LayerBytes(files->config, files->weights);

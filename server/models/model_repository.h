@@ -50,7 +50,8 @@ class ModelRepository {
   // returns the one replaced; null if the model was not loaded. After an error the model is what it
   // was before. Returns InvalidArgument for a name that no folder may have and for files that make
   // no layer, NotFound without files, Aborted for files that change meanwhile, ResourceExhausted,
-  // with needed and allowed bytes, if the budget has no room for the weights beside all others.
+  // with needed and allowed bytes, if the budget has no room for reading the files, or for the
+  // weights beside all others.
   absl::StatusOr<ModelInfoPtr> Load(const std::string& name);
 
   // Ends the service of a model, and returns it; null if it was not loaded. Its memory is free once

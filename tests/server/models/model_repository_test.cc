@@ -106,6 +106,29 @@ TEST_F(ModelRepositoryTest, HasAMostNumberOfModels) {
   EXPECT_EQ(repository_.Unload("m7").status().code(), absl::StatusCode::kNotFound);
 }
 
+// The tables that its index becomes have many times its bytes.
+TEST_F(ModelRepositoryTest, ReadingAnIndexIsChargedBeforeItIsRead) {
+  Write("a");
+  std::string index = "{";
+  for (int n = 0; n < 1000; ++n) {
+    absl::StrAppend(&index, n > 0 ? "," : "", "\"", n,
+                    R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})");
+  }
+  index += "}";
+  std::string length(8, '\0');
+  for (size_t n = 0; n < 4; ++n) length[n] = static_cast<char>(index.size() >> 8 * n);
+  std::ofstream(folder_ / "a" / "model.safetensors") << length << index;
+  const absl::Status status = repository_.Load("a").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("model 'a': the memory for reading its files needs"));
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
+  Write("a");
+  std::ofstream(folder_ / "a" / "tokenizer.json") << std::string(1 << 20, ' ');  // is not read
+  EXPECT_TRUE(repository_.Load("a").ok());
+  EXPECT_EQ(gate_.reserved_bytes(), gate_.long_reserved_bytes());
+}
+
 TEST_F(ModelRepositoryTest, NamesDoNotLeadOutOfTheFolder) {
   for (const std::string& name :
        {std::string(".."), std::string("a/b"), std::string(), std::string("a\0b", 3),
