@@ -201,6 +201,8 @@ std::string Describe(const Problem& p) {
     if (info.attribute != Attribute::kScale) text += TextOf(info, p);
   }
   if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom-right");
+  const bool is_onnx = p.alignment == Alignment::kOnnx && p.has_key_lengths;
+  if (is_onnx) absl::StrAppend(&text, " onnx-alignment");
   if (p.mask) absl::StrAppend(&text, " mask=", TextOf(*p.mask));
   if (p.bias) absl::StrAppend(&text, " attention-bias=", TextOf(*p.bias));
   if (p.head_sink) absl::StrAppend(&text, " head-sink=", std::string(NameOf(*p.head_sink)));
@@ -383,6 +385,33 @@ std::string TextOf(absl::Span<const int64_t> positions) {
     absl::StrAppend(&text, " and ", positions.size() - kShown, " more");
   }
   return text;
+}
+
+// The rule of the ONNX operator moves the queries of a batch row by its key length.
+void WarnAboutAlignment(const Problem& p, absl::Span<const int64_t> key_lengths,
+                        const FieldNames& names, std::vector<std::string>& warnings) {
+  Problem onnx = p;
+  onnx.alignment = Alignment::kOnnx;
+  const bool matters = p.causal || p.has_window() || p.has_relative() || p.has_relative_vectors() ||
+                       (p.has_rotary() && !p.has_position_ids);
+  if (!matters || p.alignment == Alignment::kBottomRight || !PositionVaries(onnx)) return;
+  std::vector<int64_t> moved;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    if (QueryPosition(onnx, key_lengths, b, 0) != 0) moved.push_back(b);
+  }
+  if (moved.empty()) return;
+  const int64_t by = QueryPosition(onnx, key_lengths, moved[0], 0);
+  const std::string which =
+      absl::StrCat("the queries of batch rows ", TextOf(moved), " by ", names[Role::kKeyLengths],
+                   " - Sq, those of row ", moved[0], " by ", by);
+  warnings.push_back(
+      p.alignment == Alignment::kOnnx
+          ? absl::StrCat(
+                "the alignment of ONNX moves ", which,
+                "; a padded row differs from the row alone, unlike with top-left alignment")
+          : absl::StrCat("a padded row equals the row alone; the ONNX operator, as the model "
+                         "attention of the Open Inference Protocol, would move ",
+                         which));
 }
 
 // `learns` of each position: false if no gradient is expected.
@@ -647,6 +676,7 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   report_.backends = ExplainChoice(problem_, options);
   WarnAboutInputs(report_);
   WarnAboutScale(problem_, report_.warnings);
+  WarnAboutAlignment(problem_, arguments_.key_lengths, names_, report_.warnings);
   WarnAboutResults(problem_, report_);
   std::sort(report_.gradients.begin(), report_.gradients.end(),
             [](const GradientSummary& a, const GradientSummary& b) { return a.role < b.role; });

@@ -533,11 +533,13 @@ absl::Status CheckRole(Role role, const Problem& p, const TensorView& view,
 // problem.
 int64_t DiagonalOffset(const Problem& p, const Section& section,
                        absl::Span<const int64_t> key_lengths, int64_t b) {
+  const int64_t past = section.past_length;
+  const int64_t queries = section.query_length;
+  const bool varies = PositionVaries(p);
   if (p.alignment == Alignment::kBottomRight) {
-    return section.past_length + section.key_length - section.query_length;
+    return past + (varies ? std::max(key_lengths[b], queries) : section.key_length) - queries;
   }
-  if (section.past_length > 0) return section.past_length;
-  return p.has_key_lengths ? key_lengths[b] - section.query_length : 0;
+  return varies ? key_lengths[b] - queries : past;
 }
 
 absl::Status CheckState(const Problem& p, const Arguments::State& state) {
@@ -723,8 +725,10 @@ int64_t KeyPosition(const Problem& p, int64_t j) {
 }
 
 bool PositionVaries(const Problem& p) {
-  return p.has_key_lengths && p.alignment == Alignment::kTopLeft &&
-         SectionOrFull(p).past_length == 0;
+  if (!p.has_key_lengths || p.alignment == Alignment::kTopLeft) return false;
+  const Section section = SectionOrFull(p);
+  return p.alignment == Alignment::kBottomRight ? section.query_length < section.key_length
+                                                : section.past_length == 0;
 }
 
 }  // namespace rapt

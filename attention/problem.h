@@ -38,10 +38,15 @@ class Backend;
 // ONNX qk_matmul_output_mode.
 enum class ScoreOutput : uint8_t { kScores = 0, kSoftcapped = 1, kBiased = 2, kWeights = 3 };
 
-// Position of the causal diagonal and the window when there are more keys than queries or fewer.
+// Where a query is: query i is at position i + offset among the T keys. Causality, window, biases
+// and vectors by distance, and rotary embedding without ids use this position.
 enum class Alignment : uint8_t {
-  kTopLeft,      // ONNX: offset = P with a past, nonpad - Sq with key lengths, else 0
-  kBottomRight,  // offset = T - Sq: the last query sees the last key
+  kTopLeft,  // offset = P. Key lengths hide keys and move nothing.
+  // offset = T - Sq: the last query is at the last key. With key lengths, at the last key of its
+  // entry: offset = P + L - Sq, where L is the entry's length, but at least min(Sq, Sk). An entry
+  // with fewer keys than queries has padded queries, too, and its first query is at its first key.
+  kBottomRight,
+  kOnnx,  // the operator's rule: offset = P with a past; else with key lengths, L - Sq; else 0
 };
 
 // A mask or bias broadcast to [B, Hq, Sq, T]: each of the first three axes is 1 or full. The last
@@ -391,8 +396,9 @@ KeyRange VisibleKeys(const Problem& problem, absl::Span<const int64_t> key_lengt
 KeyRange WindowKeys(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
                     int64_t i);
 
-// The position of query i of batch row b among the keys, with the offset of causality; may be
+// The position of query i of batch row b among the keys, with the alignment's offset; may be
 // outside [0, T). In a section, i and the key count from the section's first query and key.
+// `key_lengths` is read only if PositionVaries().
 int64_t DiagonalKey(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
                     int64_t i);
 

@@ -85,8 +85,9 @@ bool ReadAttribute(absl::string_view name, absl::string_view value, Problem& p) 
   }
   if (name == "past") return ReadValue(value, p.past_length);
   if (name == "ragged") return ReadValue(value, p.has_key_lengths);
-  if (name != "bottom_right" || !value.empty()) return false;
-  p.alignment = Alignment::kBottomRight;
+  const bool is_onnx = name == "onnx_alignment";
+  if ((name != "bottom_right" && !is_onnx) || !value.empty()) return false;
+  p.alignment = is_onnx ? Alignment::kOnnx : Alignment::kBottomRight;
   return true;
 }
 

@@ -14,8 +14,9 @@ namespace rapt {
 // is
 //
 //     BxHxSxD                Hq/Hkv for H, Sq:Sk for S, D/Dv for D if they differ
-//     followed by any of     fp32 fp16 bf16 fp64, causal, bottom_right, ragged (with key lengths),
-//                            past=P, left_window=N, right_window=N, softcap=X, scale=X,
+//     followed by any of     fp32 fp16 bf16 fp64, causal, bottom_right, onnx_alignment,
+//                            ragged (with key lengths), past=P, left_window=N,
+//                            right_window=N, softcap=X, scale=X,
 //                            mask=bool|float ([1, 1, Sq, T]), mask=padding (bool [B, 1, 1, T]),
 //                            score_function=additive (with an additive_weight [1, D])
 //

@@ -184,6 +184,7 @@ static_assert(FromC<Normalizer>(RAPT_ENTMAX15, 0) == Normalizer::kEntmax15);
 static_assert(FromC<Normalizer>(RAPT_ENTMAX, 0) == Normalizer::kEntmax);
 static_assert(FromC<Alignment>(RAPT_TOP_LEFT, RAPT_TOP_LEFT) == Alignment::kTopLeft);
 static_assert(FromC<Alignment>(RAPT_BOTTOM_RIGHT, RAPT_TOP_LEFT) == Alignment::kBottomRight);
+static_assert(FromC<Alignment>(RAPT_ONNX, RAPT_TOP_LEFT) == Alignment::kOnnx);
 
 // The bits of rapt_gradient have the order of kGradients.
 constexpr uint64_t BitOf(Role gradient) {
@@ -293,7 +294,7 @@ absl::Status CheckType(absl::string_view name, int32_t dtype, int32_t most = RAP
 
 absl::Status CheckEnums(const rapt_problem& p) {
   absl::Status status = CheckEnum("dtype", p.dtype, RAPT_FP32, RAPT_FP64);
-  if (status.ok()) status = CheckEnum("alignment", p.alignment, RAPT_TOP_LEFT, RAPT_BOTTOM_RIGHT);
+  if (status.ok()) status = CheckEnum("alignment", p.alignment, RAPT_TOP_LEFT, RAPT_ONNX);
   if (status.ok()) status = CheckType("mask_dtype", p.mask_dtype, RAPT_BOOL);
   if (status.ok()) status = CheckType("bias_dtype", p.bias_dtype);
   if (status.ok()) status = CheckType("head_sink_dtype", p.head_sink_dtype);

@@ -51,19 +51,11 @@ Band BandOf(const Problem& p) {
 }
 
 // Returns whether the diagonal depends on the batch row.
-bool DiagonalVaries(const Problem& p) {
-  return BandOf(p).limits() && p.has_key_lengths && p.alignment == Alignment::kTopLeft &&
-         SectionOrFull(p).past_length == 0;
-}
+bool DiagonalVaries(const Problem& p) { return BandOf(p).limits() && PositionVaries(p); }
 
 // Returns the offset of the diagonal: key i + offset for query i, both counted from the problem's
 // first. REQUIRES: the diagonal does not depend on the batch row.
-int64_t DiagonalOffset(const Problem& p) {
-  const Section section = SectionOrFull(p);
-  const int64_t shift = section.first_query - section.first_key;
-  if (p.alignment == Alignment::kTopLeft) return shift + section.past_length;
-  return shift + section.past_length + section.key_length - section.query_length;
-}
+int64_t DiagonalOffset(const Problem& p) { return DiagonalKey(p, /*key_lengths=*/{}, 0, 0); }
 
 // A single query sees one range of keys, which the host selects: no diagonal is needed.
 bool IsDecode(const Problem& p) { return p.query_length == 1; }
@@ -81,6 +73,10 @@ absl::Status CheckDiagonal(const Problem& p) {
     return Unsupported("a section of a problem whose diagonal depends on nonpad_kv_seqlen");
   }
   if (p.mask) return Unsupported("a mask with a diagonal that depends on nonpad_kv_seqlen");
+  // cuDNN has no lower limit of the diagonal's offset.
+  if (p.alignment == Alignment::kBottomRight) {
+    return Unsupported("several queries aligned with the last key of each nonpad_kv_seqlen");
+  }
   return absl::OkStatus();
 }
 

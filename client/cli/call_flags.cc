@@ -28,6 +28,16 @@ absl::Status SetHeads(const CallFlags& flags, client::AttendCall& call) {
   return absl::OkStatus();
 }
 
+absl::Status SetAlignment(const CallFlags& flags, client::AttendCall& call) {
+  if (flags.bottom_right && flags.onnx_alignment) {
+    return absl::InvalidArgumentError(
+        "--bottom-right and --onnx-alignment are both given; queries have one alignment");
+  }
+  if (flags.bottom_right) call.alignment = client::Alignment::kBottomRight;
+  if (flags.onnx_alignment) call.alignment = client::Alignment::kOnnx;
+  return absl::OkStatus();
+}
+
 absl::Status SetLayout(const CallFlags& flags, LoadedCall& loaded) {
   if (!flags.layout) return absl::OkStatus();
   if (*flags.layout != "bhsd" && *flags.layout != "bshd") {
@@ -89,9 +99,9 @@ absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   call = flags.attributes;
   call.priority = flags.caller.priority;
   if (flags.only_queries_rotate) call.rotary_keys = false;
-  if (flags.bottom_right) call.alignment = client::Alignment::kBottomRight;
   if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
-  absl::Status status = SetHeads(flags, call);
+  absl::Status status = SetAlignment(flags, call);
+  if (status.ok()) status = SetHeads(flags, call);
   if (status.ok()) status = SetLayout(flags, loaded);
   if (status.ok()) status = SetWindow(flags.window, call);
   if (status.ok()) status = SetPadding(flags, loaded);
@@ -186,8 +196,13 @@ std::vector<Flag> CallFlags::AttributeTable() {
       {"kv-heads", "N", "key and value heads (default: --heads)", &kv_heads},
       {"layout", "NAME", "layout of inputs of rank 4: bhsd or bshd (default: bhsd)", &layout},
       {"window", "L,R", "keys visible before and after the query; -1: no limit", &window},
-      {"bottom-right", "", "align the last query with the last key, not the first with the first",
+      {"bottom-right", "",
+       "align the last query with the last key of its batch row; otherwise query 0 is at key 0 of "
+       "the new ones, so that one causal query sees one of five keys",
        &bottom_right},
+      {"onnx-alignment", "",
+       "as the ONNX operator: without a past, --key-lengths L moves the queries by L - Sq",
+       &onnx_alignment},
       {"rotary-queries-only", "", "rotary embedding: rotate Q and leave K as it is",
        &only_queries_rotate},
       {"dropout", "P", "fraction of the weights to drop", &dropout},

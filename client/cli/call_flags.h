@@ -25,7 +25,7 @@ struct CallFlags {
   std::optional<int64_t> heads, kv_heads;
   std::optional<std::string> layout;
   client::AttendCall attributes;  // those set directly by a flag
-  bool bottom_right = false;
+  bool bottom_right = false, onnx_alignment = false;
   std::vector<int64_t> window;
   std::optional<double> dropout;
   uint64_t seed = 0;

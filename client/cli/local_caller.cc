@@ -46,6 +46,7 @@ static_assert(ToLibrary<Layout>(client::Layout::kBshd) == Layout::kBshd);
 static_assert(ToLibrary<Layout>(client::Layout::kBse) == Layout::kBse);
 static_assert(ToLibrary<Alignment>(client::Alignment::kTopLeft) == Alignment::kTopLeft);
 static_assert(ToLibrary<Alignment>(client::Alignment::kBottomRight) == Alignment::kBottomRight);
+static_assert(ToLibrary<Alignment>(client::Alignment::kOnnx) == Alignment::kOnnx);
 static_assert(ToLibrary<ScoreFunction>(client::ScoreFunction::kDotProduct) ==
               ScoreFunction::kDotProduct);
 static_assert(ToLibrary<ScoreFunction>(client::ScoreFunction::kAdditive) ==

@@ -120,6 +120,7 @@ CallData::CallData(const CallShape& shape, uint64_t seed) : shape_(shape) {
   if (s.ragged) {
     for (int64_t b = 0; b < s.batch; ++b) key_lengths_.push_back(random_length(b));
     call_.key_lengths = key_lengths_;
+    call_.alignment = client::Alignment::kOnnx;  // the only one of the Open Inference Protocol
   }
 }
 
@@ -146,6 +147,7 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
                   .head_size = s.head_size,
                   .value_head_size = s.head_size,
                   .causal = s.causal,
+                  .alignment = Alignment::kOnnx,
                   .has_key_lengths = s.ragged};
   Arguments arguments;
   arguments.inputs[Role::kQ] = ViewOf(call_.q);

@@ -213,6 +213,7 @@ v1::AttendStreamRequest HeaderOf(const CallData& data, v1::StreamDirection direc
   header.set_query_chunk(kChunkRows);
   header.set_key_chunk(kChunkRows);
   header.mutable_attention()->set_causal(shape.causal);
+  header.mutable_attention()->set_alignment(v1::ONNX);
   const absl::Span<const int64_t> lengths = data.call().key_lengths;
   header.mutable_key_lengths()->Add(lengths.begin(), lengths.end());
   return message;

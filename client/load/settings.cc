@@ -314,7 +314,8 @@ std::vector<Flag> LoadFlags::Table() {
       {"mask", "KIND", "mask of shapes without one: none, bool, float or padding (default: none)",
        &mask},
       {"causal", "", "make all shapes causal", &causal},
-      {"ragged", "", "give all shapes random key lengths per batch row", &ragged},
+      {"ragged", "", "give all shapes random key lengths per batch row, with the alignment of ONNX",
+       &ragged},
       {"variants", "N", "number of lengths drawn for a varying length (default: 8)", &variants},
 
       {"scenario", "NAME", "MLPerf scenario: single-stream, multi-stream, server or offline",

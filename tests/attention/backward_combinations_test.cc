@@ -13,6 +13,7 @@
 #include "attention/attention.h"
 #include "base/aligned_buffer.h"
 #include "tests/support/features.h"
+#include "tests/support/padding.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {
@@ -460,7 +461,11 @@ const std::vector<Variant>& Variants() {
       {"keys that none sees", [](Problem& p) { p.causal = true, p.key_length = 150; }},
       {"past", [](Problem& p) { p.causal = true, p.past_length = 21; }},
       {"lengths", [](Problem& p) { p.has_key_lengths = true; }},
-      {"causal of lengths", [](Problem& p) { p.causal = true, p.has_key_lengths = true; }},
+      {"causal, lengths", [](Problem& p) { p.causal = true, p.has_key_lengths = true; }},
+      {"causal of lengths",
+       [](Problem& p) {
+         p.causal = true, p.has_key_lengths = true, p.alignment = Alignment::kOnnx;
+       }},
       {"bool mask",
        [](Problem& p) {
          p.mask = MaskShape{DType::kBool, {p.batch, 1, p.query_length, p.total_keys()}};
@@ -507,6 +512,73 @@ TEST(BackwardTest, HalfTypesWithTheForwardsOutputs) {
             RunBackward(p, inputs, target.Options(2), Storage::kBshd);
         ASSERT_TRUE(got.ok()) << got.status();
         ExpectClose(p, inputs, *got, want);
+      }
+    }
+  }
+}
+
+// The inputs of batch row b alone.
+BackwardInputs AloneOf(const BackwardInputs& inputs, const RowAlone& alone, int64_t b) {
+  BackwardInputs row{.forward = alone.inputs};
+  row.output_gradient = RowsOf(inputs.output_gradient, b, alone.problem.query_length);
+  return row;
+}
+
+TEST(BackwardTest, APaddedRowEqualsTheRowAlone) {
+  Rng rng(6);
+  const Variant variants[] = {
+      {"causal", [](Problem& p) { p.causal = true; }},
+      {"window", [](Problem& p) { p.left_window = 9, p.right_window = 5; }},
+      {"past", [](Problem& p) { p.causal = true, p.past_length = 21; }},
+      {"alibi", [](Problem& p) { p.alibi = true; }},
+      {"bias_table", [](Problem& p) { p.bias_table = BiasTable{.buckets = 8}; }},
+      {"relative_bias", [](Problem& p) { p.relative_bias = RelativeBias{.length = 9}; }},
+      {"relative vectors",
+       [](Problem& p) {
+         p.relative_keys = RelativeVectors{.heads = 4, .length = 21};
+         p.relative_values = RelativeVectors{.length = 7};
+       }},
+      {"rope_theta", [](Problem& p) { p.rope_theta = 100; }},
+  };
+  for (const Variant& variant : variants) {
+    for (const Alignment alignment : {Alignment::kTopLeft, Alignment::kBottomRight}) {
+      Problem p{.batch = 2,
+                .query_heads = 4,
+                .kv_heads = 2,
+                .query_length = 37,
+                .key_length = 53,
+                .head_size = 24,
+                .value_head_size = 8,
+                .alignment = alignment,
+                .has_key_lengths = true};
+      variant.change(p);
+      SCOPED_TRACE(std::string(variant.name) + " " + ToText(p));
+      p.backward = Backward{};
+      for (Role role : {Role::kDQ, Role::kDK, Role::kDV}) p.backward->gradients.Add(role, true);
+      BackwardInputs inputs = RandomBackwardInputs(p, RandomInputs(p, rng), rng);
+      inputs.forward.key_lengths = {12, 45};
+      for (int64_t i = 12; i < p.query_length; ++i) {  // the padding of the first row
+        for (int64_t h = 0; h < p.query_heads; ++h) {
+          for (int64_t e = 0; e < p.value_head_size; ++e) inputs.output_gradient.Set(0, h, i, e, 0);
+        }
+      }
+      for (const Target& target : Targets()) {
+        SCOPED_TRACE(target.Name());
+        const absl::StatusOr<Gradients> got = RunBackward(p, inputs, target.Options());
+        if (absl::IsUnimplemented(got.status())) continue;
+        ASSERT_TRUE(got.ok()) << got.status();
+        for (int64_t b = 0; b < p.batch; ++b) {
+          RowAlone alone = AloneOf(p, inputs.forward, b);
+          alone.problem.backward = p.backward;
+          const BackwardInputs of_row = AloneOf(inputs, alone, b);
+          const Gradients want =
+              RunBackward(alone.problem, of_row, {.backend = "reference"}).value();
+          Gradients row;
+          for (Role role : p.backward->gradients) {
+            row[role] = RowsOf(*(*got)[role], b, want[role]->dims()[2]);
+          }
+          ExpectClose(alone.problem, of_row, row, want);
+        }
       }
     }
   }

@@ -9,6 +9,7 @@
 
 #include "attention/attention.h"
 #include "tests/support/features.h"
+#include "tests/support/padding.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {
@@ -95,6 +96,49 @@ TEST_P(RandomCombinationsTest, MatchTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(Problems, RandomCombinationsTest,
                          ::testing::Range<uint64_t>(0, kProblems, kProblemsInARange));
+
+class PaddingTest : public ::testing::TestWithParam<Alignment> {
+ protected:
+  // A problem with the pair and with the alignment, whose rows can be computed alone.
+  static Problem Draw(const FeaturePair& pair, Rng& rng) {
+    for (;;) {
+      Problem p = ProblemWith(pair, rng);
+      if (p.query_length > p.key_length) continue;
+      p.alignment = GetParam();
+      p.dropout.reset();
+      p.wants_present = false;
+      p.score_output.reset();
+      return p;
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, PaddingTest,
+                         ::testing::Values(Alignment::kTopLeft, Alignment::kBottomRight));
+
+TEST_P(PaddingTest, APaddedRowEqualsTheRowAlone) {
+  uint64_t seed = 0;
+  for (const FeaturePair& pair : AllowedPairs()) {
+    if (pair.first->name != "key lengths" && pair.second->name != "key lengths") continue;
+    Rng rng(++seed);
+    const Problem padded = Draw(pair, rng);
+    SCOPED_TRACE("seed " + std::to_string(seed) + ": " + FeaturesOf(padded) + ToText(padded));
+    Inputs inputs = InputsFor(padded, {}, rng);
+    for (int64_t& length : inputs.key_lengths) length = UniformInt(rng, 1, padded.key_length);
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name());
+      const absl::StatusOr<Outputs> got = RunAttention(padded, inputs, target.Options());
+      ASSERT_TRUE(got.ok()) << got.status();
+      for (int64_t b = 0; b < padded.batch; ++b) {
+        const RowAlone alone = AloneOf(padded, inputs, b);
+        Outputs row{.output = RowsOf(got->output, b, alone.problem.query_length)};
+        if (got->lse) row.lse = RowsOf(*got->lse, b, alone.problem.query_length);
+        EXPECT_TRUE(Matches(alone.problem, row, Attend(alone.problem, alone.inputs)))
+            << "row " << b << " of length " << inputs.key_lengths[b];
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace rapt::test

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_join.h"
@@ -156,23 +157,27 @@ std::vector<Case> Positions() {
                                {"causal_7", true, 7, -1},      {"window_0_0", false, 0, 0},
                                {"window_70_70", false, 70, 70}};
   constexpr int64_t kLengths[][2] = {{33, 33}, {65, 17}, {17, 140}};
+  constexpr std::pair<Alignment, const char*> kAlignments[] = {{Alignment::kTopLeft, "_top"},
+                                                               {Alignment::kBottomRight, "_bottom"},
+                                                               {Alignment::kOnnx, "_onnx"}};
   std::vector<Case> cases;
   for (const Limit& limit : kLimits) {
     for (const auto& [queries, keys] : kLengths) {
-      for (const Alignment alignment : {Alignment::kTopLeft, Alignment::kBottomRight}) {
+      for (const auto& [alignment, name] : kAlignments) {
         for (const char* extra : {"", "_past", "_lengths"}) {
           const std::string suffix = extra;
+          // The same as top-left without lengths.
+          if (alignment == Alignment::kOnnx && suffix != "_lengths") continue;
           cases.push_back({std::string(limit.name) + "_q" + std::to_string(queries) + "_k" +
-                               std::to_string(keys) +
-                               (alignment == Alignment::kTopLeft ? "_top" : "_bottom") + suffix,
-                           With([&, q = queries, k = keys](Problem& p) {
+                               std::to_string(keys) + name + suffix,
+                           With([&, q = queries, k = keys, a = alignment](Problem& p) {
                              p.query_length = q;
                              p.key_length = k;
                              p.head_size = p.value_head_size = 8;
                              p.causal = limit.causal;
                              p.left_window = limit.left;
                              p.right_window = limit.right;
-                             p.alignment = alignment;
+                             p.alignment = a;
                              p.past_length = suffix == "_past" ? 19 : 0;
                              p.has_key_lengths = suffix == "_lengths";
                            })});
@@ -332,6 +337,7 @@ std::vector<Case> Threads() {
                        p.query_length = 1;
                        p.key_length = 777;
                        p.causal = true;
+                       p.alignment = Alignment::kBottomRight;
                        p.has_key_lengths = true;
                      }),
                      {},

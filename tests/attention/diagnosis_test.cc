@@ -593,6 +593,37 @@ TEST(DiagnosisTest, RowsWithoutKeysAreZeroHereAndNanElsewhere) {
   EXPECT_THAT(report.warnings, Contains(HasSubstr("rows that see no key: 4; their gradient is")));
 }
 
+TEST(DiagnosisTest, NamesTheRowsThatTheRuleOfOnnxMoves) {
+  Problem p = Square(5);
+  p.batch = 4;
+  p.causal = p.has_key_lengths = true;
+  Inputs inputs = SomeInputs(p);
+  inputs.key_lengths = {5, 3, 5, 2};
+  const std::string moved =
+      "the queries of batch rows 1, 3 by nonpad_kv_seqlen - Sq, those of row 1 by -2";
+  EXPECT_THAT(MustDiagnose(p, inputs).warnings, ElementsAre(HasSubstr("would move " + moved)));
+  p.alignment = Alignment::kOnnx;
+  const DiagnosisReport report = MustDiagnose(p, inputs);
+  EXPECT_THAT(report.problem, HasSubstr("onnx-alignment"));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("the alignment of ONNX moves " + moved)));
+
+  const auto expect_nothing = [](const Problem& problem, const Inputs& inputs) {
+    EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Not(Contains(HasSubstr("ONNX"))));
+  };
+  Problem other = p;
+  other.causal = false;
+  expect_nothing(other, inputs);
+  other = p;
+  other.alignment = Alignment::kBottomRight;
+  expect_nothing(other, inputs);
+  inputs.key_lengths = {5, 5, 5, 5};
+  expect_nothing(p, inputs);
+  p.past_length = 3;
+  inputs = SomeInputs(p);
+  inputs.key_lengths = {5, 3, 5, 2};
+  expect_nothing(p, inputs);
+}
+
 TEST(DiagnosisTest, AnOutlierExplodes) {
   const Problem p = Square(5);
   Tensor output_gradient = SomeOutputGradient(p);

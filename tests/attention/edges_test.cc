@@ -265,6 +265,7 @@ TEST_P(EdgesTest, ANegativeCausalOffsetLeavesTheFirstRowsEmpty) {
   const Problem lengths = Make([](Problem& p) {
     p.causal = true;
     p.has_key_lengths = true;
+    p.alignment = Alignment::kOnnx;
   });
   Inputs inputs = RandomInputs(lengths, rng);
   inputs.key_lengths = {3, 0};

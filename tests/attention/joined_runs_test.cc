@@ -24,7 +24,7 @@ Problem RandomKind(DType dtype, Rng& rng) {
                .value_head_size = value_head_size};
   if (UniformInt(rng, 0, 2) == 0) kind.scale = 0.3;
   kind.causal = UniformInt(rng, 0, 1) == 1;
-  if (UniformInt(rng, 0, 1) == 1) kind.alignment = Alignment::kBottomRight;
+  kind.alignment = static_cast<Alignment>(UniformInt(rng, 0, 2));
   if (UniformInt(rng, 0, 3) == 0) kind.left_window = UniformInt(rng, 0, 9);
   if (UniformInt(rng, 0, 5) == 0) kind.right_window = UniformInt(rng, 0, 9);
   return kind;

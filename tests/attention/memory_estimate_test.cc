@@ -249,6 +249,7 @@ TEST(InputEstimateTest, ABiasHasBatchRowsIfSlopesOrPositionsHaveThem) {
   problem.past_length = 0;
   problem.key_length = 20;
   problem.has_key_lengths = true;
+  problem.alignment = Alignment::kOnnx;
   EXPECT_THAT(Estimate(problem).inputs, ElementsAre(FieldsAre("alibi", 0, 2 * 6 * kPairs * 4)));
 }
 

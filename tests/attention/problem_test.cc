@@ -337,7 +337,7 @@ TEST(VisibleKeysTest, MatchTheDefinition) {
         ASSERT_EQ(visible, IsVisible(problem, lengths, 0, i, j))
             << "Sq=" << problem.query_length << " Sk=" << problem.key_length
             << " P=" << problem.past_length << " causal=" << problem.causal
-            << " bottom_right=" << (problem.alignment == Alignment::kBottomRight)
+            << " alignment=" << static_cast<int>(problem.alignment)
             << " left=" << problem.left_window << " right=" << problem.right_window
             << " length=" << (lengths.empty() ? -1 : lengths[0]) << " i=" << i << " j=" << j;
         ++checked;
@@ -351,7 +351,8 @@ TEST(VisibleKeysTest, MatchTheDefinition) {
         p.past_length = past;
         for (const bool causal : {false, true}) {
           p.causal = causal;
-          for (const Alignment alignment : {Alignment::kTopLeft, Alignment::kBottomRight}) {
+          for (const Alignment alignment :
+               {Alignment::kTopLeft, Alignment::kBottomRight, Alignment::kOnnx}) {
             p.alignment = alignment;
             for (p.left_window = -1; p.left_window <= 3; ++p.left_window) {
               for (p.right_window = -1; p.right_window <= 3; ++p.right_window) {

@@ -56,6 +56,7 @@ TEST(ProblemTextTest, ReadsTypeAndAttributes) {
   EXPECT_EQ(p.right_window, 0);
   EXPECT_EQ(p.softcap, 30);
   EXPECT_EQ(p.scale, 0.5);
+  EXPECT_EQ(Parse("8x32x16x128 ragged onnx_alignment").alignment, Alignment::kOnnx);
 }
 
 TEST(ProblemTextTest, ReadsAndDescribesEveryAttributeOfTheTable) {

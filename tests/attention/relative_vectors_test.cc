@@ -66,6 +66,7 @@ TEST_P(RelativeVectorsTest, MatchesTheDefinition) {
   places[2].softcap = 3;
   places[2].score_output = ScoreOutput::kScores;
   places[3].has_key_lengths = true;
+  places[3].alignment = Alignment::kOnnx;
   places[3].left_window = 12;
   places[3].scale = 3;  // applied to the scores
   places[4].mask = MaskShape{DType::kBool, {1, 1, kQueries, kKeys}};
@@ -138,6 +139,7 @@ TEST_P(RelativeVectorsTest, MatchesTheDefinitionWithSplitKeys) {
   problem.query_length = 2;
   problem.key_length = 2200;
   problem.has_key_lengths = true;
+  problem.alignment = Alignment::kBottomRight;
   Rng rng(kSeed);
   for (const Problem& relative : WithEachTable(problem)) {
     ExpectConforms(relative, RandomInputs(relative, rng), /*threads=*/16);

@@ -83,6 +83,7 @@ TEST_P(RotaryTest, MatchesTheDefinition) {
   places[2].past_length = 9;
   places[2].wants_present = true;
   places[3].has_key_lengths = true;
+  places[3].alignment = Alignment::kOnnx;
   places[3].left_window = 12;
   places[4].query_length = kKeys;
   places[4].score_output = ScoreOutput::kWeights;
@@ -447,11 +448,14 @@ TEST(RotaryErrorTest, NamesTheCachesAndPositionsThatDoNotFit) {
               HasSubstr("cos_cache is [2, 2, 3]; it must be [M, r/2], or [2, 3"));
 }
 
-TEST(RotaryErrorTest, ABatchRowThatIsTooShortHasAQueryBeforeTheFirstRow) {
+TEST(RotaryErrorTest, OnnxMovesAQueryOfAShortBatchRowBeforeTheFirstRow) {
   Problem problem = Small();
   problem.has_key_lengths = true;
   problem.rotary_cache = RotaryCache{.rows = 4, .pairs = 3};
   EXPECT_EQ(ErrorOf(problem), "");
+  EXPECT_TRUE(ValidateKeyLengths(problem, std::vector<int64_t>{3, 4}).ok());
+  EXPECT_TRUE(ValidateKeyLengths(problem, std::vector<int64_t>{3, 2}).ok());
+  problem.alignment = Alignment::kOnnx;
   EXPECT_TRUE(ValidateKeyLengths(problem, std::vector<int64_t>{3, 4}).ok());
   EXPECT_THAT(std::string(ValidateKeyLengths(problem, std::vector<int64_t>{3, 2}).message()),
               HasSubstr("the position of query 0 of batch row 1 is -1; it must be from 0 to 3"));

@@ -76,6 +76,7 @@ TEST_P(VisibilityTest, MatchesTheDefinition) {
   places[2].past_length = 9;
   places[2].head_sink = DType::kFloat32;
   places[3].has_key_lengths = true;
+  places[3].alignment = Alignment::kOnnx;
   places[3].causal = true;
   places[3].scale = 1.5;
   places[4].mask = MaskShape{DType::kBool, {1, 4, kQueries, kKeys}};

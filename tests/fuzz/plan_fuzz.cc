@@ -23,6 +23,9 @@ constexpr DType kMaskTypes[] = {DType::kBool,     DType::kFloat32, DType::kFloat
 constexpr ScoreOutput kScoreOutputs[] = {ScoreOutput::kScores, ScoreOutput::kSoftcapped,
                                          ScoreOutput::kBiased, ScoreOutput::kWeights};
 
+constexpr Alignment kAlignments[] = {Alignment::kTopLeft, Alignment::kBottomRight,
+                                     Alignment::kOnnx};
+
 constexpr Normalizer kNormalizers[] = {Normalizer::kSoftmax, Normalizer::kSoftmax,
                                        Normalizer::kSparsemax, Normalizer::kEntmax15,
                                        Normalizer::kEntmax};
@@ -47,7 +50,7 @@ Problem SmallProblem(FuzzedDataProvider& data) {
   if (data.ConsumeBool()) p.scale = data.ConsumeFloatingPointInRange(-2.0, 2.0);
   if (data.ConsumeBool()) p.softcap = data.ConsumeFloatingPointInRange(0.5, 50.0);
   p.causal = data.ConsumeBool();
-  p.alignment = data.ConsumeBool() ? Alignment::kTopLeft : Alignment::kBottomRight;
+  p.alignment = data.PickValueInArray(kAlignments);
   p.left_window = data.ConsumeIntegralInRange(-1, 80);
   p.right_window = data.ConsumeIntegralInRange(-1, 80);
   if (data.ConsumeBool()) {
@@ -72,8 +75,10 @@ Problem SmallProblem(FuzzedDataProvider& data) {
                                    .rows = data.ConsumeIntegralInRange(1, 180),
                                    .pairs = p.rotary_size() / 2};
       if (data.ConsumeBool()) p.rotary_cache->batch = p.batch;
-      // Random lengths place queries before the first row of the cache, which is an error.
-      if (p.rotary_cache->by_position() && !p.has_position_ids) p.has_key_lengths = false;
+      // Random lengths may place queries before the first row of the cache, which is an error.
+      if (p.alignment == Alignment::kOnnx && p.rotary_cache->by_position() && !p.has_position_ids) {
+        p.has_key_lengths = false;
+      }
     }
   }
   p.softmax_in_fp64 = data.ConsumeBool();

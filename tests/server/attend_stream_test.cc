@@ -354,6 +354,16 @@ constexpr Feature kFeatures[] = {
     {"past, causal", [](Problem& p) { p.past_length = 9, p.causal = true; }},
     {"key lengths", [](Problem& p) { p.has_key_lengths = true; }},
     {"key lengths, causal", [](Problem& p) { p.has_key_lengths = p.causal = true; }},
+    {"key lengths, causal, bottom right",
+     [](Problem& p) {
+       p.has_key_lengths = p.causal = true;
+       p.alignment = Alignment::kBottomRight;
+     }},
+    {"key lengths, causal, ONNX",
+     [](Problem& p) {
+       p.has_key_lengths = p.causal = true;
+       p.alignment = Alignment::kOnnx;
+     }},
     {"past and key lengths", [](Problem& p) { p.past_length = 5, p.has_key_lengths = true; }},
     {"bool mask",
      [](Problem& p) {
@@ -539,7 +549,7 @@ TEST_F(AttendStreamTest, RandomChunkingsOfRandomProblemsEqualTheWhole) {
     p.head_size = any(1, 40);
     p.value_head_size = any(1, 40);
     p.causal = coin();
-    p.alignment = coin() ? Alignment::kBottomRight : Alignment::kTopLeft;
+    p.alignment = static_cast<Alignment>(any(0, 2));
     if (coin()) p.left_window = any(0, 100);
     if (coin()) p.right_window = any(0, 100);
     p.has_key_lengths = coin();

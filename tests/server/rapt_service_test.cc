@@ -189,6 +189,12 @@ constexpr Feature kFeatures[] = {
        p.causal = true;
        p.query_length = 2;
      }},
+    {"key lengths, causal, ONNX",
+     [](Problem& p) {
+       p.has_key_lengths = true;
+       p.causal = true;
+       p.alignment = Alignment::kOnnx;
+     }},
     {"lse", [](Problem& p) { p.wants_lse = true; }},
     {"scores", [](Problem& p) { p.score_output = ScoreOutput::kScores; }},
     {"softcapped scores",
@@ -628,7 +634,7 @@ const Refusal kRefusals[] = {
      {"attention.normalizer is sparsemax", "no lse"}},
     {"unknown alignment",
      [](auto& r) { r.mutable_attention()->set_alignment(static_cast<v1::Alignment>(-1)); },
-     {"attention.alignment is -1", "TOP_LEFT (0) or BOTTOM_RIGHT (1)"}},
+     {"attention.alignment is -1", "TOP_LEFT (0), BOTTOM_RIGHT (1) or ONNX (2)"}},
     {"unknown score function",
      [](auto& r) {
        r.mutable_attention()->set_score_function(static_cast<v1::ScoreFunction>(256));

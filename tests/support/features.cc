@@ -196,8 +196,12 @@ constexpr Feature kFeatures[] = {
 
     {"causal", "", [](const Problem& p) { return p.causal; },
      [](Problem& p, Rng&) { p.causal = true; }},
-    {"bottom right", "", [](const Problem& p) { return p.alignment == Alignment::kBottomRight; },
+    {"bottom right", "alignment",
+     [](const Problem& p) { return p.alignment == Alignment::kBottomRight; },
      [](Problem& p, Rng&) { p.alignment = Alignment::kBottomRight; }},
+    {"alignment of ONNX", "alignment",
+     [](const Problem& p) { return p.alignment == Alignment::kOnnx; },
+     [](Problem& p, Rng&) { p.alignment = Alignment::kOnnx; }},
     {"left window", "", [](const Problem& p) { return p.left_window >= 0; },
      [](Problem& p, Rng& rng) { p.left_window = UniformInt(rng, 0, 40); }},
     {"right window", "", [](const Problem& p) { return p.right_window >= 0; },
@@ -410,7 +414,8 @@ Arrangement RandomArrangement(Rng& rng) {
 
 Inputs InputsFor(const Problem& problem, const Arrangement& arrangement, Rng& rng) {
   Inputs inputs = RandomInputs(problem, rng, arrangement, RandomMagnitude(problem, rng));
-  if (problem.rotary_cache && problem.rotary_cache->by_position() && !problem.has_position_ids) {
+  if (problem.alignment == Alignment::kOnnx && problem.rotary_cache &&
+      problem.rotary_cache->by_position() && !problem.has_position_ids) {
     // No query is before the first row of the cache.
     for (int64_t& length : inputs.key_lengths) length = std::max(length, problem.query_length);
   }

@@ -52,11 +52,17 @@ struct Row {
 
 // The offset of causality: query i is at position i + offset among the keys.
 int64_t Offset(const Problem& problem, const std::vector<int64_t>& key_lengths, int64_t b) {
-  if (problem.alignment == Alignment::kBottomRight) {
-    return problem.past_length + problem.key_length - problem.query_length;
+  const int64_t past = problem.past_length;
+  const int64_t length = problem.has_key_lengths ? key_lengths[b] : problem.key_length;
+  if (problem.alignment == Alignment::kOnnx) {
+    return past == 0 && problem.has_key_lengths ? length - problem.query_length : past;
   }
-  if (problem.past_length > 0) return problem.past_length;
-  return problem.has_key_lengths ? key_lengths[b] - problem.query_length : 0;
+  if (problem.alignment == Alignment::kTopLeft) return past;
+  // The last query is at the last key. If that is before the first new key although there would be
+  // enough keys without padding, the queries are padded, too.
+  const int64_t without_padding = problem.key_length - problem.query_length;
+  const int64_t first = length - problem.query_length;
+  return past + (first < 0 ? std::min<int64_t>(without_padding, 0) : first);
 }
 
 // The angle of pair t of r / 2 at position 1, by the rules of Hugging Face's rope_type.

@@ -56,7 +56,7 @@ void WriteAttention(const Problem& p, v1::Layout layout, v1::Attention& attentio
   if (p.scale) attention.set_scale(*p.scale);
   attention.set_softcap(p.softcap);
   attention.set_causal(p.causal);
-  attention.set_alignment(p.alignment == Alignment::kTopLeft ? v1::TOP_LEFT : v1::BOTTOM_RIGHT);
+  attention.set_alignment(static_cast<v1::Alignment>(p.alignment));
   if (p.left_window >= 0) attention.mutable_window()->set_left(p.left_window);
   if (p.right_window >= 0) attention.mutable_window()->set_right(p.right_window);
   attention.set_softmax_in_fp64(p.softmax_in_fp64);

@@ -231,6 +231,7 @@ std::string ToText(const Problem& p) {
        << " P=" << p.past_length << " D=" << p.head_size << " Dv=" << p.value_head_size;
   for (const AttributeInfo& info : Attributes()) text << TextOf(info, p);
   if (p.alignment == Alignment::kBottomRight) text << " bottom_right";
+  if (p.alignment == Alignment::kOnnx) text << " onnx_alignment";
   if (p.mask) {
     text << " mask=" << NameOf(p.mask->dtype) << "[" << p.mask->dims[0] << "," << p.mask->dims[1]
          << "," << p.mask->dims[2] << "," << p.mask->dims[3] << "]";

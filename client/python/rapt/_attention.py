@@ -34,11 +34,12 @@ class Options(TypedDict, total=False):
         Option(None, "(left, right): query i sees keys from i + offset - left to i + offset + right; None: unbounded"),
     ]
     alignment: Annotated[
-        Literal["top_left", "bottom_right"],
+        Literal["top_left", "bottom_right", "onnx"],
         Option(
             "top_left",
             "query i is at key i + offset. top_left: offset = P, and one causal query sees the first of five keys;"
-            " bottom_right: offset = T - Sq, and it sees all five",
+            " bottom_right: offset = T - Sq, and it sees all five, or with key_lengths all of its row; onnx: as the"
+            " operator, P with a past, else key_lengths - Sq",
         ),
     ]
     key_lengths: Annotated[

@@ -15,7 +15,7 @@ FP32, FP16, BF16, FP64, BOOL = 1, 2, 3, 4, 5
 # The names of enumerations, by value.
 SCORE_OUTPUTS = {"scores": 1, "softcapped": 2, "biased": 3, "weights": 4}
 SCORE_FUNCTIONS = {"dot_product": 0, "additive": 1}
-ALIGNMENTS = {"top_left": 0, "bottom_right": 1}
+ALIGNMENTS = {"top_left": 0, "bottom_right": 1, "onnx": 2}
 NORMALIZERS = {"softmax": 0, "sparsemax": 1, "entmax15": 2, "entmax": 3}
 UPDATE_RULES = {"gated_delta": 0, "linear": 1, "gated": 2, "delta": 3}
 FEATURE_MAPS = {"none": 0, "elu1": 1, "relu": 2, "favor": 3}

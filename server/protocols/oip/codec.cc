@@ -557,6 +557,7 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(const ModelIn
 // Checks the call and sets what the request computes.
 absl::Status ResolveCall(const ModelInfo& model, Calls& calls, Request& request) {
   if (IsAttention(request.model)) {
+    calls.attention.alignment = Alignment::kOnnx;
     absl::StatusOr<ResolvedCall> resolved = Resolve(calls.attention);
     if (!resolved.ok()) return resolved.status();
     request.call = *std::move(resolved);

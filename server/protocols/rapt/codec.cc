@@ -200,9 +200,10 @@ static_assert(static_cast<Layout>(v1::LAYOUT_UNSPECIFIED) == Layout::kByRank);
 static_assert(static_cast<Layout>(v1::BHSD) == Layout::kBhsd);
 static_assert(static_cast<Layout>(v1::BSHD) == Layout::kBshd);
 static_assert(static_cast<Layout>(v1::BSE) == Layout::kBse);
-static_assert(v1::Alignment_MAX == v1::BOTTOM_RIGHT);
+static_assert(v1::Alignment_MAX == v1::ONNX);
 static_assert(static_cast<Alignment>(v1::TOP_LEFT) == Alignment::kTopLeft);
 static_assert(static_cast<Alignment>(v1::BOTTOM_RIGHT) == Alignment::kBottomRight);
+static_assert(static_cast<Alignment>(v1::ONNX) == Alignment::kOnnx);
 static_assert(v1::ScoreFunction_MAX == v1::ADDITIVE);
 static_assert(static_cast<ScoreFunction>(v1::DOT_PRODUCT) == ScoreFunction::kDotProduct);
 static_assert(static_cast<ScoreFunction>(v1::ADDITIVE) == ScoreFunction::kAdditive);
@@ -227,7 +228,8 @@ absl::Status ReadLayout(v1::Layout layout, Layout& out) {
 absl::Status ReadAlignment(v1::Alignment alignment, Alignment& out) {
   out = static_cast<Alignment>(alignment);
   if (v1::Alignment_IsValid(alignment)) return absl::OkStatus();
-  return UnknownValue("attention.alignment", alignment, "TOP_LEFT (0) or BOTTOM_RIGHT (1)");
+  return UnknownValue("attention.alignment", alignment,
+                      "TOP_LEFT (0), BOTTOM_RIGHT (1) or ONNX (2)");
 }
 
 // "DOT_PRODUCT (0) or ADDITIVE (1)"

@@ -124,7 +124,7 @@ rapt_problem ToC(const Problem& p) {
   c.value_head_size = p.value_head_size;
   c.has_scale = p.scale.has_value();
   c.scale = p.scale.value_or(std::numeric_limits<double>::quiet_NaN());  // not to be read
-  c.alignment = p.alignment == Alignment::kBottomRight ? RAPT_BOTTOM_RIGHT : RAPT_TOP_LEFT;
+  c.alignment = static_cast<int32_t>(p.alignment);
   c.softcap = p.softcap;
   c.has_left_window = p.left_window >= 0;
   c.has_right_window = p.right_window >= 0;
@@ -323,6 +323,11 @@ std::vector<Problem> Problems() {
         p.head_sink = DType::kFloat32;
       }),
       With([](Problem& p) { p.has_key_lengths = true; }),
+      With([](Problem& p) {
+        p.causal = true;
+        p.alignment = Alignment::kOnnx;
+        p.has_key_lengths = true;
+      }),
       With([](Problem& p) { p.past_length = 3; }),
       With([](Problem& p) { p.normalizer = Normalizer::kSparsemax; }),
       With([](Problem& p) { p.normalizer = Normalizer::kEntmax15; }),

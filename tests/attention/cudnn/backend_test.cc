@@ -284,6 +284,7 @@ TEST_F(CudnnBackendTest, StreamsTheKeysOfAHeadThatExceedsALane) {
          p.query_length = 1;
          p.key_length = 900;
          p.has_key_lengths = true;
+         p.alignment = Alignment::kBottomRight;
          p.left_window = 600;
        }},
       {"few keys",
@@ -365,6 +366,7 @@ TEST_F(CudnnBackendTest, RejectsSplitsThatCannotBeMerged) {
   };
   Problem problem = Long();
   problem.has_key_lengths = true;
+  problem.alignment = Alignment::kOnnx;
   EXPECT_THAT(reason(problem), HasSubstr("section of a problem whose diagonal"));
   problem = Long();
   problem.mask = MaskShape{DType::kFloat32, {1, 1, 150, 170}};
@@ -513,6 +515,7 @@ Problem Unequal() {
   problem.batch = 6;
   problem.key_length = 300;
   problem.has_key_lengths = true;
+  problem.alignment = Alignment::kOnnx;
   return problem;
 }
 
@@ -528,7 +531,12 @@ TEST_F(CudnnBackendTest, SendsOnlyTheTokensOfUnequalBatchRows) {
       {"all keys", [](Problem& p) { p.causal = false; }},
       {"causal", [](Problem&) {}},
       {"more queries", [](Problem& p) { p.query_length = 100; }},
-      {"bottom right", [](Problem& p) { p.alignment = Alignment::kBottomRight; }},
+      {"top left",
+       [](Problem& p) {
+         p.causal = false;
+         p.left_window = 6;
+         p.alignment = Alignment::kTopLeft;
+       }},
       {"a window",
        [](Problem& p) {
          p.left_window = 20;

@@ -58,6 +58,11 @@ Problem With(Problem problem, void (*change)(Problem&)) {
   return problem;
 }
 
+// The diagonal depends on each batch row's length.
+void CausalOfLengths(Problem& p) {
+  p.causal = true, p.has_key_lengths = true, p.alignment = Alignment::kOnnx;
+}
+
 std::vector<Case> Cases() {
   const Problem square = Of(1024, 1024);
   const DeviceSamples samples(32768, /*lanes=*/1);
@@ -95,11 +100,14 @@ std::vector<Case> Cases() {
       {"CausalBottomRight",
        With(Of(1024, 512),
             [](Problem& p) { p.causal = true, p.alignment = Alignment::kBottomRight; })},
-      {"CausalOfLengths",
+      {"CausalLengths",
        With(square, [](Problem& p) { p.causal = true, p.has_key_lengths = true; })},
-      {"WindowOfLengths",
-       With(square,
-            [](Problem& p) { p.causal = true, p.left_window = 128, p.has_key_lengths = true; })},
+      {"CausalOfLengths", With(square, CausalOfLengths)},
+      {"WindowOfLengths", With(square,
+                               [](Problem& p) {
+                                 CausalOfLengths(p);
+                                 p.left_window = 128;
+                               })},
       {"WindowLeft", With(square, [](Problem& p) { p.left_window = 128; })},
       {"WindowRight", With(square, [](Problem& p) { p.right_window = 128; })},
       {"WindowBoth", With(square, [](Problem& p) { p.left_window = 128, p.right_window = 64; })},
@@ -140,15 +148,20 @@ std::vector<Case> Cases() {
        With(square, [](Problem& p) { p.softcap = 30, p.causal = true, p.left_window = 128; })},
       {"SoftcapLengths",
        With(square, [](Problem& p) { p.softcap = 30, p.has_key_lengths = true; })},
-      {"SoftcapCausalOfLengths",
-       With(square, [](Problem& p) { p.softcap = 30, p.causal = true, p.has_key_lengths = true; })},
+      {"SoftcapCausalOfLengths", With(square,
+                                      [](Problem& p) {
+                                        CausalOfLengths(p);
+                                        p.softcap = 30;
+                                      })},
       {"SoftcapMask", With(mask, [](Problem& p) { p.softcap = 30; })},
       {"Decode", Of(1, 4096)},
       {"DecodeOneKey", Of(1, 1)},
       {"DecodeLengths", With(Of(1, 4096), [](Problem& p) { p.has_key_lengths = true; })},
-      {"DecodeWindow",
-       With(Of(1, 4096),
-            [](Problem& p) { p.causal = true, p.left_window = 100, p.has_key_lengths = true; })},
+      {"DecodeWindow", With(Of(1, 4096),
+                            [](Problem& p) {
+                              CausalOfLengths(p);
+                              p.left_window = 100;
+                            })},
       {"DecodeMask", With(Of(1, 4096),
                           [](Problem& p) {
                             p.mask = MaskShape{DType::kBool, {2, 32, 1, 4096}};
@@ -193,8 +206,9 @@ std::vector<Case> RaggedCases() {
       {"Fp32Causal", With(square, [](Problem& p) { p.dtype = DType::kFloat32, p.causal = true; })},
       {"CausalWithPast",
        With(Of(512, 512), [](Problem& p) { p.causal = true, p.past_length = 1536; })},
-      {"CausalOfLengths",
+      {"CausalLengths",
        With(square, [](Problem& p) { p.causal = true, p.has_key_lengths = true; })},
+      {"CausalOfLengths", With(square, CausalOfLengths)},
       {"CausalBottomRightMoreQueriesThanKeys",
        With(Of(1024, 512),
             [](Problem& p) { p.causal = true, p.alignment = Alignment::kBottomRight; })},
@@ -337,15 +351,16 @@ std::vector<Case> BackwardCases() {
       {"CausalWithPast",
        Gradients(Of(512, 512), [](Problem& p) { p.causal = true, p.past_length = 512; })},
       {"CausalMoreQueriesThanKeys", Gradients(Of(1024, 512), [](Problem& p) { p.causal = true; })},
-      {"CausalOfLengths",
+      {"CausalLengths",
        Gradients(square, [](Problem& p) { p.causal = true, p.has_key_lengths = true; })},
+      {"CausalOfLengths", Gradients(square, CausalOfLengths)},
       {"WindowBoth",
        Gradients(square, [](Problem& p) { p.left_window = 128, p.right_window = 64; })},
       {"CausalWindow", Gradients(square, [](Problem& p) { p.causal = true, p.left_window = 128; })},
       {"WindowOfLengths", Gradients(square,
                                     [](Problem& p) {
-                                      p.causal = true, p.left_window = 128,
-                                      p.has_key_lengths = true;
+                                      CausalOfLengths(p);
+                                      p.left_window = 128;
                                     })},
       {"Lengths", Gradients(square, [](Problem& p) { p.has_key_lengths = true; })},
       {"HeadsAlike", Gradients(square, [](Problem& p) { p.kv_heads = 32; })},

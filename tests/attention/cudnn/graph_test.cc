@@ -60,7 +60,7 @@ Problem RandomPositions(Rng& rng) {
   p.past_length = UniformInt(rng, 0, 2) == 0 ? UniformInt(rng, 1, 7) : 0;
   p.has_key_lengths = UniformInt(rng, 0, 2) == 0;
   p.causal = UniformInt(rng, 0, 1) == 0;
-  p.alignment = UniformInt(rng, 0, 1) == 0 ? Alignment::kTopLeft : Alignment::kBottomRight;
+  p.alignment = static_cast<Alignment>(UniformInt(rng, 0, 2));
   if (UniformInt(rng, 0, 1) == 0) p.left_window = UniformInt(rng, 0, 9);
   if (UniformInt(rng, 0, 1) == 0) p.right_window = UniformInt(rng, 0, 9);
   return p;
@@ -174,12 +174,20 @@ TEST(CudnnGraphTest, UnsupportedProblemsReportTheReason) {
       {[](Problem& p) {
          p.causal = true;
          p.has_key_lengths = true;
+         p.alignment = Alignment::kOnnx;
          p.mask = MaskShape{DType::kBool, {1, 1, 40, 72}};
        },
        "mask with a diagonal"},
       {[](Problem& p) {
+         p.causal = true;
+         p.has_key_lengths = true;
+         p.alignment = Alignment::kBottomRight;
+       },
+       "several queries aligned with the last key"},
+      {[](Problem& p) {
          p.query_length = 1;
          p.causal = true;
+         p.alignment = Alignment::kBottomRight;
          p.left_window = 8;
          p.has_key_lengths = true;
          p.mask = MaskShape{DType::kBool, {1, 1, 1, 72}};

@@ -61,6 +61,7 @@ TEST_P(RelativeTest, MatchesTheDefinition) {
   places[2].past_length = 9;
   places[2].softcap = 3;
   places[3].has_key_lengths = true;
+  places[3].alignment = Alignment::kOnnx;
   places[3].left_window = 12;
   places[4].mask = MaskShape{DType::kBool, {1, 1, kQueries, kKeys}};
   places[4].score_output = ScoreOutput::kWeights;
@@ -85,6 +86,7 @@ TEST_P(RelativeTest, MatchesTheDefinitionWithSplitKeys) {
   problem.query_length = 2;
   problem.key_length = 2200;
   problem.has_key_lengths = true;
+  problem.alignment = Alignment::kBottomRight;
   Rng rng(kSeed);
   for (const Problem& biased : WithEachBias(problem)) {
     ExpectConforms(biased, RandomInputs(biased, rng), /*threads=*/16);

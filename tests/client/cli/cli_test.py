@@ -205,6 +205,35 @@ def test_attend_takes_a_past_and_key_lengths(rapt, save, load, where):
 
 
 @EVERYWHERE
+def test_a_padded_row_equals_the_row_alone(rapt, save, load, where):
+    x, length = draw(1, 2, 2, 6, 8), 4
+    save(x=x, alone=x[1:, :, :length], lengths=np.array([6, length]))
+    for flags in (["--causal"], ["--causal", "--bottom-right"], ["--window=1,1"], ["--alibi"], ["--rope-theta=100"]):
+        rapt("attend", "--q=x.npy", "--key-lengths=lengths.npy", "-o=y.npy", *flags, *where)
+        rapt("attend", "--q=alone.npy", "-o=want.npy", *flags, *where)
+        close(load("y.npy")[1:, :, :length], load("want.npy"))
+
+
+@EVERYWHERE
+def test_alignments_of_one_query(rapt, save, load, where):
+    save(q=draw(1, 1, 2, 1, 8), k=draw(2, 1, 2, 5, 8), lengths=np.array([3]))
+
+    def seen(*flags):
+        files = ["--q=q.npy", "--k=k.npy", "--v=k.npy", "-o=y.npy", "--weights=w.npy"]
+        rapt("attend", *files, "--causal", *flags, *where)
+        return (load("w.npy")[0, 0, 0] > 0).tolist()
+
+    assert seen() == [True] + 4 * [False]
+    assert seen("--bottom-right") == 5 * [True]
+    assert seen("--onnx-alignment") == [True] + 4 * [False]
+    assert seen("--key-lengths=lengths.npy") == [True] + 4 * [False]
+    assert seen("--key-lengths=lengths.npy", "--bottom-right") == 3 * [True] + 2 * [False]
+    assert seen("--key-lengths=lengths.npy", "--onnx-alignment") == 3 * [True] + 2 * [False]
+    both = ["--q=q.npy", "-o=y.npy", "--bottom-right", "--onnx-alignment", *where]
+    assert "queries have one alignment" in rapt("attend", *both, code=USAGE).stderr
+
+
+@EVERYWHERE
 def test_attend_with_a_sink_of_zero_is_attention_with_one_more_key_of_zeros(rapt, save, load, where):
     q, k, v = draw(1, 2, 4, 3, 8), draw(2, 2, 4, 7, 8), draw(3, 2, 4, 7, 8)
     save(q=q, k=k, v=v, sink=np.zeros(4, "f4"))
@@ -1168,6 +1197,16 @@ def test_diagnose_lists_rows_that_see_no_key(rapt, save, where):
     assert report["masked_by_mask"] == 3
     shown = rapt("diagnose", *flags).stdout
     assert "  1 query row sees no key; its output is zero\n    batch 0, head 0, query 1\n" in shown
+
+
+@EVERYWHERE
+def test_diagnose_names_the_rows_that_the_rule_of_onnx_moves(rapt, save, where):
+    save(x=draw(0, 2, 1, 3, 4), lengths=np.array([3, 2]))
+    flags = ["--q=x.npy", "--key-lengths=lengths.npy", "--causal", "--json", *where]
+    moved = "the queries of batch rows 1 by key_lengths - Sq, those of row 1 by -1"
+    for alignment, verb in ([], "would move"), (["--onnx-alignment"], "the alignment of ONNX moves"):
+        warnings = json.loads(rapt("diagnose", *flags, *alignment).stdout)["warnings"]
+        assert any(f"{verb} {moved}" in warning for warning in warnings), warnings
 
 
 @EVERYWHERE

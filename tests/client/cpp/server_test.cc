@@ -417,6 +417,12 @@ TEST_F(ServedClientTest, PositionHidesKeys) {
   call.key_lengths = lengths;
   EXPECT_THAT(WeightsOf(call),
               ElementsAreArray({1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0}));
+  call.causal = true;
+  EXPECT_THAT(WeightsOf(call),
+              ElementsAreArray({1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0}));
+  call.alignment = Alignment::kOnnx;  // moves the queries two keys to the left
+  EXPECT_THAT(WeightsOf(call),
+              ElementsAreArray({0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0}));
 }
 
 TEST_F(ServedClientTest, ScaleAndSoftcapReachTheScores) {

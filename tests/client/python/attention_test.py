@@ -33,6 +33,8 @@ def call_of(name, dtype=np.float64):
     left, right = scalars.pop("left_window_size", None), scalars.pop("right_window_size", None)
     if left is not None or right is not None:
         scalars["window"] = (left, right)
+    if "key_lengths" in options:
+        scalars["alignment"] = "onnx"
     if "dropout_probability" in scalars:
         scalars["dropout"] = scalars.pop("dropout_probability"), scalars.pop("dropout_seed")
     return x, parameters, options | scalars
@@ -134,6 +136,18 @@ def test_alignment_bottom_right_shows_the_last_query_all_keys():
     q, k, v = normal(1, 1, 2, 8), normal(1, 1, 5, 8), normal(1, 1, 5, 8)
     weights = rapt.attend(q, k, v, causal=True, alignment="bottom_right", scores="weights").scores[0, 0]
     np.testing.assert_array_equal(weights > 0, [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("alignment", ("top_left", "bottom_right"))
+@pytest.mark.parametrize("option", ({"causal": True}, {"window": (2, 1)}, {"alibi": True}, {"rope_theta": 100}), ids=str)
+def test_a_padded_row_equals_the_row_alone(option, alignment):
+    x, y = normal(2, 4, 9, 8), normal(2, 4, 2, 8)
+    options = option | {"alignment": alignment}
+    padded = rapt.attention(x, x, x, key_lengths=[9, 5], **options)
+    alone = x[1:, :, :5]
+    assert_close("y", padded[1:, :, :5], rapt.attention(alone, alone, alone, **options))
+    decoded = rapt.attention(y, x, x, key_lengths=[9, 5], **options)
+    assert_close("y", decoded[1:], rapt.attention(y[1:], alone, alone, **options))
 
 
 def test_one_causal_query_over_five_keys():

@@ -26,6 +26,7 @@ def test_onnx_case(case):
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name not in NOT_NARROWER}
     options = {name: attributes[name] for name in ("scale", "softcap") if name in attributes}
     options["causal"] = attributes.get("is_causal", 0)
+    options["alignment"] = "onnx"
     window = tuple(attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
     options["window"] = tuple(None if keys < 0 else keys for keys in window)
     mode = attributes.get("qk_matmul_output_mode", 0)

@@ -86,10 +86,20 @@ typedef enum rapt_score_function {
   RAPT_ADDITIVE = 1 /* sum over d of additive_weight[d] * tanh(q[d] + k[d]) */
 } rapt_score_function;
 
-/* Key j is visible to query i of batch row b if j <= i + offset. */
+/* Where the queries are: query i of batch row b is at position i + offset among the T keys.
+ * Causality (j <= i + offset), the window, biases and vectors by distance, and rotary embedding
+ * without ids use this position. One causal query sees the first of five keys with RAPT_TOP_LEFT,
+ * and all five with RAPT_BOTTOM_RIGHT. */
 typedef enum rapt_alignment {
-  RAPT_TOP_LEFT = 0,    /* offset = P with a past, key_lengths[b] - Sq with lengths, else 0 */
-  RAPT_BOTTOM_RIGHT = 1 /* offset = T - Sq: the last query sees the last key */
+  /* offset = P. Key lengths hide keys and move no query: an entry that is padded at its end gets
+   * the result of the entry alone. */
+  RAPT_TOP_LEFT = 0,
+  /* offset = T - Sq: the last query is at the last key. With key lengths, at the last key of its
+   * entry: offset = P + max(key_lengths[b], min(Sq, Sk)) - Sq. */
+  RAPT_BOTTOM_RIGHT = 1,
+  /* The rule of the ONNX operator: offset = P with a past; else key_lengths[b] - Sq with lengths;
+   * else 0. */
+  RAPT_ONNX = 2
 } rapt_alignment;
 
 /* Turns the scores of a row into weights that sum to 1. All but softmax give exactly 0 to keys with
@@ -158,7 +168,7 @@ typedef struct rapt_problem {
 
   double scale; /* used if has_scale; otherwise 1 / sqrt(D), or 1 for additive scores */
   int32_t has_scale;
-  int32_t alignment; /* a rapt_alignment, of causality and window */
+  int32_t alignment; /* a rapt_alignment */
   double softcap;    /* 0: none */
 
   /* With a window, i + offset - left_window <= j <= i + offset + right_window. */

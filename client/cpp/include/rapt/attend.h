@@ -34,10 +34,20 @@ enum class Layout : uint8_t {
   kBse,     // [B, S, H * D] with query_heads and kv_heads; both 0: one head
 };
 
-// The offset of the causal diagonal and the window: key j is visible to query i if j <= i + offset.
+// Where the queries are: query i is at position i + offset among the T keys. Causality
+// (j <= i + offset), the window, biases and vectors by distance, and rotary embedding without ids
+// use this position. One causal query sees the first of five keys with kTopLeft, and all five with
+// kBottomRight.
 enum class Alignment : uint8_t {
-  kTopLeft,      // offset = P with a past, else key_lengths[b] - Sq when lengths are given, else 0
-  kBottomRight,  // offset = T - Sq: the last query sees the last key
+  // offset = P. Key lengths hide keys and move no query: an entry that is padded at its end gets
+  // the result of the entry alone.
+  kTopLeft,
+  // offset = T - Sq: the last query is at the last key. With key lengths, at the last key of its
+  // entry: offset = P + max(key_lengths[b], min(Sq, Sk)) - Sq.
+  kBottomRight,
+  // The rule of the ONNX operator, as in the model `attention` of the Open Inference Protocol:
+  // offset = P with a past; else key_lengths[b] - Sq with lengths; else 0.
+  kOnnx,
 };
 
 // How a query and a key are compared.

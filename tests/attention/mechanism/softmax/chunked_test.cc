@@ -216,6 +216,7 @@ constexpr Feature kFeatures[] = {
     {"alibi_slopes_key_lengths",
      [](Problem& p) {
        p.alibi_slopes = AlibiSlopes{p.dtype, p.batch}, p.has_key_lengths = true;
+       p.alignment = Alignment::kOnnx;
      }},
     {"bias_table_causal_past",
      [](Problem& p) {
@@ -238,6 +239,7 @@ constexpr Feature kFeatures[] = {
        p.relative_keys = RelativeVectors{DType::kFloat32, 1, 41};
        p.relative_values = RelativeVectors{p.dtype, 4, 5};
        p.has_relative_query = true, p.has_key_lengths = true;
+       p.alignment = Alignment::kBottomRight;
      }},
     {"additive_causal",
      [](Problem& p) {
@@ -251,6 +253,12 @@ constexpr Feature kFeatures[] = {
     {"past_causal", [](Problem& p) { p.causal = true, p.past_length = 20; }},
     {"key_lengths", [](Problem& p) { p.has_key_lengths = true; }},
     {"key_lengths_causal", [](Problem& p) { p.has_key_lengths = true, p.causal = true; }},
+    {"key_lengths_causal_bottom_right",
+     [](Problem& p) {
+       p.has_key_lengths = true, p.causal = true, p.alignment = Alignment::kBottomRight;
+     }},
+    {"key_lengths_causal_onnx",
+     [](Problem& p) { p.has_key_lengths = true, p.causal = true, p.alignment = Alignment::kOnnx; }},
     {"past_and_key_lengths", [](Problem& p) { p.has_key_lengths = true, p.past_length = 11; }},
     {"bool_mask",
      [](Problem& p) {

@@ -363,6 +363,7 @@ TEST(OipCodecTest, CopiesKeyLengthsRawAndTyped) {
     ASSERT_TRUE(decoded.ok()) << decoded.status();
     EXPECT_EQ(decoded->request.key_lengths, lengths);
     EXPECT_TRUE(decoded->request.call.problem.has_key_lengths);
+    EXPECT_EQ(decoded->request.call.problem.alignment, Alignment::kOnnx);
   }
 }
 
