@@ -32,6 +32,7 @@
 #include "base/arguments.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
+#include "base/range.h"
 #include "base/version.h"
 #include "server/cache/limits.h"
 
@@ -40,7 +41,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxCalls = 1 << 20;
@@ -60,7 +60,7 @@ constexpr Range kDuration = {0, kDay};
 constexpr Range kPositiveDuration = {1, kDay};
 constexpr Range kCount = {1, kMaxCalls};
 constexpr Range Bytes(int64_t least, int64_t most) { return {least, most, true}; }
-constexpr Range kBytes = Bytes(0, kMaxInt64);
+constexpr Range kBytes = Bytes(0, kCounts.most);
 
 // One setting. Its initial value is the default.
 struct Setting {
@@ -69,7 +69,7 @@ struct Setting {
                FileMode*, std::vector<Problem>*>
       value;
   absl::string_view help;
-  Range range = {0, kMaxInt64};
+  Range range = {kCounts.least, kCounts.most};
 };
 
 // In the order of --help.

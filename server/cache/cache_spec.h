@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/cache/limits.h"
 #include "server/cache/page_list.h"
 
 namespace rapt::cache {
@@ -25,7 +26,6 @@ struct LayerShape {
 
   bool operator==(const LayerShape&) const = default;
 };
-inline constexpr int64_t kMaxLayers = 1024;
 
 // A new cache, and a fork.
 struct CacheSpec {

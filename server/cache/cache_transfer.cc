@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/range.h"
 #include "server/cache/preparation.h"
 
 namespace rapt::cache {
@@ -101,9 +102,9 @@ absl::Status Importer::TakePart(const KvHeader& header, absl::Span<std::byte> /*
                                 " entries; the cache has ", draft->shapes().size(), " layers"));
   }
   for (size_t n = 0; n < header.lengths.size(); ++n) {
-    if (header.lengths[n] >= 0) continue;
-    return Invalid(
-        absl::StrCat("header.lengths[", n, "] is ", header.lengths[n], "; it must be at least 0"));
+    absl::Status status =
+        CheckRange(absl::StrCat("header.lengths[", n, "]"), header.lengths[n], kCounts);
+    if (!status.ok()) return status;
   }
   draft_ = *std::move(draft);
   lengths_ = header.lengths;
@@ -115,9 +116,8 @@ absl::Status Importer::CheckTokens(const KvTokens& tokens) const {
   if (tokens.layer < 0 || tokens.layer >= layers) {
     return Invalid(absl::StrCat("layer is ", tokens.layer, "; the cache has ", layers, " layers"));
   }
-  if (tokens.count < 1) {
-    return Invalid(absl::StrCat("tokens is ", tokens.count, "; it must be at least 1"));
-  }
+  absl::Status status = CheckRange("tokens", tokens.count, {1, kCounts.most});
+  if (!status.ok()) return status;
   const int64_t have = draft_->length(tokens.layer);
   const int64_t length = lengths_[static_cast<size_t>(tokens.layer)];
   if (tokens.at < have || tokens.at > length || tokens.count > length - tokens.at) {
@@ -126,7 +126,7 @@ absl::Status Importer::CheckTokens(const KvTokens& tokens) const {
                                 " in the header"));
   }
   const TokenShape& token = draft_->shapes()[static_cast<size_t>(tokens.layer)].token;
-  absl::Status status = CheckSize("k", tokens.keys, tokens.count, token.key_bytes());
+  status = CheckSize("k", tokens.keys, tokens.count, token.key_bytes());
   status.Update(CheckSize("v", tokens.values, tokens.count, token.value_bytes()));
   return status;
 }

@@ -1,12 +1,12 @@
 #include "server/cache/cached_attention.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "attention/q8_0.h"
+#include "base/range.h"
 #include "server/cache/preparation.h"
 
 namespace rapt::cache {
@@ -109,22 +109,16 @@ absl::StatusOr<StoredTokens> Store(const CallTensor& k, const CallTensor& v, boo
 // The tensors of a layer that failed are not checked, and not stored.
 bool IsInEightBits(const LayerState& layer) { return layer.status.ok() && layer.shape.token.q8_0; }
 
-absl::Status CheckCount(absl::string_view name, int64_t value) {
-  if (value >= 0) return absl::OkStatus();
-  return Invalid(absl::StrCat(name, " is ", value, "; it must be at least 0"));
-}
-
 // InvalidArgument for an item that no cache can answer.
 absl::Status CheckItem(const AttendItem& item) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
-  absl::Status status = CheckCount("rows", item.rows);
-  status.Update(CheckCount("new_tokens", item.call.count));
+  absl::Status status = CheckRange("rows", item.rows, kCounts);
+  status.Update(CheckRange("new_tokens", item.call.count, kCounts));
+  if (item.position) status.Update(CheckRange("position", *item.position, kCounts));
   if (!status.ok()) return status;
   if (item.rows == 0 && item.call.count == 0) {
     return Invalid("rows and new_tokens are both 0; an item needs one of them");
   }
-  if (!item.position || (*item.position >= 0 && *item.position <= kMost)) return status;
-  return Invalid(absl::StrCat("position is ", *item.position, "; it must be in [0, 2^62)"));
+  return status;
 }
 
 }  // namespace

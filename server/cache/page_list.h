@@ -13,6 +13,7 @@
 #include "attention/mechanism/softmax/ragged_attention.h"
 #include "attention/q8_0.h"
 #include "attention/tensor_view.h"
+#include "base/round_up.h"
 #include "server/cache/arena.h"
 
 namespace rapt::cache {
@@ -102,7 +103,7 @@ class PageList {
   // The tokens that Evict() freed, whole pages.
   const TokenRange& evicted() const { return evicted_; }
   // Returns the number of pages of the first `length` tokens, evicted ones included.
-  static int64_t PagesOf(int64_t length) { return (length + kPageTokens - 1) / kPageTokens; }
+  static int64_t PagesOf(int64_t length) { return CeilDiv(length, kPageTokens); }
 
   // Takes the pages that `count` more tokens need. Returns ResourceExhausted, as Arena::Take(),
   // and has no effect then. REQUIRES: count >= 0.

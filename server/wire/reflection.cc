@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/timer.h"
 #include "proto/grpc/reflection/v1alpha/reflection.pb.h"
+#include "server/protocols/bounds.h"
 
 namespace rapt {
 
@@ -89,9 +90,8 @@ class Reflection::Call final : public StreamCall {
     if (!ok) return Finish(absl::OkStatus());
     const IncomingMessage message = stream().TakeMessage();
     ServerReflectionRequest request;
-    if (!request.ParseFromString(message.bytes.ToString())) {
-      return Finish(absl::InvalidArgumentError(
-          absl::StrCat("the message is not a valid ", request.GetTypeName())));
+    if (absl::Status status = ParseRequest(message.bytes.ToString(), request); !status.ok()) {
+      return Finish(status);
     }
     stream().StartWrite(reflection_.Respond(request));
   }

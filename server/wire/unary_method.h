@@ -10,10 +10,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "attention/operator.h"
 #include "server/calls/call.h"
+#include "server/protocols/bounds.h"
 #include "server/protocols/message_parts.h"
 #include "server/protocols/response_size.h"
 
@@ -70,9 +70,8 @@ class SmallHandler final : public MessageHandler {
  private:
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
     ProtoRequest request;
-    if (!request.ParseFromString(message.ToString())) {
-      return call.End(absl::InvalidArgumentError(
-          absl::StrCat("the message is not a valid ", request.GetTypeName())));
+    if (absl::Status status = ParseRequest(message.ToString(), request); !status.ok()) {
+      return call.End(std::move(status));
     }
     ProtoResponse response;
     if (absl::Status status = Respond(call.call().caller(), request, response); !status.ok()) {

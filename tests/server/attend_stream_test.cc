@@ -774,7 +774,7 @@ const Fault kFaults[] = {
      [](auto& m) {
        Declare(*Header(m).mutable_attention_bias(), v1::FP32, {1, 1, 1, 20});
      }},
-    {"NegativeLength", "key_length is -1; it must be at least 0",
+    {"NegativeLength", "header.key_length is -1; it must be in [0, 2^40]",
      [](auto& m) { Header(m).set_key_length(-1); }},
     {"LongPast", "past_length is 24; it must be from 0 to key_length = 23",
      [](auto& m) { Header(m).set_past_length(24); }},
@@ -784,7 +784,7 @@ const Fault kFaults[] = {
      [](auto& m) { Header(m).mutable_attention()->set_block_k(64); }},
     {"NegativePrefix", "attention.prefix_keys is -1; it must be at least 0",
      [](auto& m) { Header(m).mutable_attention()->set_prefix_keys(-1); }},
-    {"NoHeadSize", "head size of q and k is 0", [](auto& m) { Header(m).set_head_size(0); }},
+    {"NoHeadSize", "header.head_size is 0; it must be in [1, 2^40]", [](auto& m) { Header(m).set_head_size(0); }},
     {"BadHeads", "q has 4 heads, k and v have 3; the number of query heads must be a multiple",
      [](auto& m) { Header(m).set_kv_heads(3); }},
     {"NoQueryChunk", "query_chunk is 0; it must be at least 1",

@@ -294,9 +294,9 @@ TEST_F(CacheServiceTest, RefusesWhatIsNotAllowedAndSaysWhy) {
   using R = v1::AttendCachedRequest;
   EXPECT_EQ(refusal([](R& r) { r.clear_items(); }), "items has 0 entries; it must have 1 to 1024");
   EXPECT_EQ(refusal([](R& r) { r.mutable_items(0)->set_rows(-1); }),
-            "items[0]: rows is -1; it must be at least 0");
+            "items[0]: rows is -1; it must be in [0, 2^62)");
   EXPECT_EQ(refusal([](R& r) { r.mutable_items(0)->set_new_tokens(-1); }),
-            "items[0]: new_tokens is -1; it must be at least 0");
+            "items[0]: new_tokens is -1; it must be in [0, 2^62)");
   EXPECT_EQ(refusal([](R& r) {
               r.mutable_items(0)->set_rows(0);
               r.mutable_items(0)->set_new_tokens(0);

@@ -364,7 +364,7 @@ TEST_F(CacheTransferTest, ExportSaysWhyItFails) {
   EXPECT_EQ(unknown.reason, "unknown");
   const Exported negative = Export(*source_, cache.id(), -1);
   EXPECT_EQ(negative.status.error_code(), StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(negative.status.error_message(), "chunk_tokens is -1; it must be at least 0");
+  EXPECT_EQ(negative.status.error_message(), "chunk_tokens is -1; it must be in [0, 2^62)");
   Close(*source_, cache.id());
   EXPECT_EQ(Export(*source_, cache.id()).reason, "closed");
 }
@@ -399,7 +399,7 @@ TEST_F(CacheTransferTest, ABrokenStreamLeavesNothing) {
        [](Chunks& m) { m[0].mutable_header()->set_lengths(0, 334); }},
       {"the message has neither header, tokens nor end", [](Chunks& m) { m[3].Clear(); }},
       {"header.cache.dtype is", [](Chunks& m) { m[0].mutable_header()->clear_cache(); }},
-      {"header.cache.shapes.kv_heads is 0",
+      {"header.cache.shapes[0].kv_heads is 0",
        [](Chunks& m) {
          m[0].mutable_header()->mutable_cache()->mutable_shapes(0)->clear_kv_heads();
        }},

@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/calls/per_model.h"
+#include "server/protocols/bounds.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/parameters.h"
 #include "server/protocols/response_size.h"
@@ -122,9 +123,7 @@ absl::Status PutBack(const MessageBytes& bytes, const wire::Payload& payload, In
 absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
   absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, kInferSchema);
   if (!split.ok()) return split.status();
-  if (!fields.message.ParseFromString(split->rest)) {
-    return absl::InvalidArgumentError("not an inference.ModelInferRequest");
-  }
+  if (absl::Status status = ParseRequest(split->rest, fields.message); !status.ok()) return status;
   // Values of a fixed size can be read in place; integers must be parsed.
   int64_t fixed_size_bytes = 0;
   int64_t integer_bytes = 0;

@@ -9,6 +9,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "server/cache/limits.h"
+#include "server/protocols/bounds.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/rapt/reports.h"
 #include "server/protocols/response_size.h"
@@ -199,7 +200,8 @@ absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message) {
       wire::Split(message.bytes, message.size, AttendCachedSchema(), kAttendLimits);
   if (!split.ok()) return split.status();
   AttendMessage fields;
-  if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.AttendCachedRequest");
+  absl::Status status = ParseRequest(split->rest, fields);
+  if (!status.ok()) return status;
   DecodedAttend decoded;
   cache::AttendCall& call = decoded.call;
   decoded.priority = fields.priority();
@@ -209,7 +211,7 @@ absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message) {
       (call.*field.tensor).bytes = message.Part(payload.begin, payload.size);
     }
   }
-  absl::Status status = ReadAttributes(fields, call);
+  status = ReadAttributes(fields, call);
   for (const InputField& field : kAttendInputs) {
     if (!status.ok() || !(fields.*field.has)()) continue;
     status = ReadCallTensor(field.role, (fields.*field.get)(), call.*field.tensor);
@@ -223,7 +225,8 @@ absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
       wire::Split(message.bytes, message.size, AppendSchema(), kAppendLimits);
   if (!split.ok()) return split.status();
   v1::AppendRequest fields;
-  if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.AppendRequest");
+  absl::Status status = ParseRequest(split->rest, fields);
+  if (!status.ok()) return status;
   const auto count = static_cast<size_t>(fields.parts_size());
   if (count > cache::kMaxItems) {
     return Invalid(
@@ -244,7 +247,6 @@ absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
     part.call = {
         .cache = ReadId(from.cache()), .layer = from.layer(), .generation = from.generation()};
     if (from.has_at()) part.call.at = from.at();
-    absl::Status status;
     if (from.has_k()) status = ReadCallTensor(Role::kK, from.k(), part.k);
     if (status.ok() && from.has_v()) status = ReadCallTensor(Role::kV, from.v(), part.v);
     if (status.ok()) continue;
@@ -258,7 +260,8 @@ absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message) {
       wire::Split(message.bytes, message.size, KvChunkSchema(), kKvChunkLimits);
   if (!split.ok()) return split.status();
   v1::KvChunk fields;
-  if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.KvChunk");
+  absl::Status status = ParseRequest(split->rest, fields);
+  if (!status.ok()) return status;
   if (fields.has_header()) return ReadHeader(fields.header());
   if (fields.has_end()) return cache::KvEnd{.chunks = fields.end().chunks()};
   if (!fields.has_tokens()) return Invalid("the message has neither header, tokens nor end");
@@ -274,11 +277,9 @@ absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message) {
 
 absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message) {
   v1::ExportRequest request;
-  if (!request.ParseFromString(message.ToString())) return Invalid("not a rapt.v1.ExportRequest");
+  if (absl::Status status = ParseRequest(message.ToString(), request); !status.ok()) return status;
   request.set_cache(ReadId(request.cache()));
-  if (request.chunk_tokens() >= 0) return request;
-  return Invalid(
-      absl::StrCat("chunk_tokens is ", request.chunk_tokens(), "; it must be at least 0"));
+  return request;
 }
 
 ResponseMessage EncodeAttendCached(const TensorOperator& op,

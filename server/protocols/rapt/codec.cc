@@ -24,6 +24,7 @@
 #include "base/check.h"
 #include "base/checked_math.h"
 #include "base/clock.h"
+#include "server/protocols/bounds.h"
 #include "server/protocols/response_size.h"
 #include "server/protocols/shared_tensors.h"
 
@@ -486,9 +487,7 @@ absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
   absl::StatusOr<Parts> parts = SplitMessage(message, AttendSchema(), Message::descriptor());
   if (!parts.ok()) return parts.status();
   v1::AttendRequest fields;
-  if (!fields.ParseFromString(parts->rest)) {
-    return absl::InvalidArgumentError("not a rapt.v1.AttendRequest");
-  }
+  if (absl::Status status = ParseRequest(parts->rest, fields); !status.ok()) return status;
   return DecodeCall(std::move(fields), parts->inputs, shared_memory);
 }
 
@@ -498,9 +497,7 @@ absl::StatusOr<DecodedCall> DecodeBackward(const MessageBytes& message,
       SplitMessage(message, BackwardSchema(), BackwardMessage::descriptor());
   if (!parts.ok()) return parts.status();
   BackwardMessage fields;
-  if (!fields.ParseFromString(parts->rest)) {
-    return absl::InvalidArgumentError("not a rapt.v1.AttendBackwardRequest");
-  }
+  if (absl::Status status = ParseRequest(parts->rest, fields); !status.ok()) return status;
   return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory, &fields);
 }
 
@@ -510,9 +507,7 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
       SplitMessage(message, DiagnoseSchema(), v1::DiagnoseRequest::descriptor());
   if (!parts.ok()) return parts.status();
   v1::DiagnoseRequest fields;
-  if (!fields.ParseFromString(parts->rest)) {
-    return absl::InvalidArgumentError("not a rapt.v1.DiagnoseRequest");
-  }
+  if (absl::Status status = ParseRequest(parts->rest, fields); !status.ok()) return status;
   if (!fields.has_backward()) {
     return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory);
   }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/mechanism/linear/linear_attention.h"
 #include "proto/rapt/v1/attention.pb.h"
+#include "server/protocols/bounds.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/response_size.h"
 #include "server/protocols/shared_tensors.h"
@@ -143,9 +144,7 @@ absl::StatusOr<ParsedMessage> Parse(const MessageBytes& message) {
       wire::Split(message.bytes, message.size, LinearSchema());
   if (!split.ok()) return split.status();
   ParsedMessage parsed;
-  if (!parsed.fields.ParseFromString(split->rest)) {
-    return absl::InvalidArgumentError("not a rapt.v1.LinearAttendRequest");
-  }
+  if (absl::Status status = ParseRequest(split->rest, parsed.fields); !status.ok()) return status;
   parsed.request.model = Model::kLinearAttention;
   for (const wire::Payload& payload : split->payloads) {
     parsed.request.inputs[FieldAt(payload.path[0]).role] =

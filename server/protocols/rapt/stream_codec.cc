@@ -4,7 +4,9 @@
 #include <google/protobuf/message.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "attention/field_names.h"
 #include "base/wire_format.h"
+#include "server/protocols/bounds.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/response_size.h"
 #include "server/rejection.h"
@@ -66,10 +69,6 @@ const std::vector<std::pair<Role, const Field*>>& HeaderTensors() {
   return *tensors;
 }
 
-absl::Status MalformedMessage() {
-  return absl::InvalidArgumentError("not a rapt.v1.AttendStreamRequest");
-}
-
 absl::Status ReadDirection(v1::StreamDirection direction, Streaming& out) {
   switch (direction) {
     case v1::KEYS_STREAM:
@@ -109,10 +108,6 @@ absl::Status ReadMask(Role role, const v1::StreamMask& mask, TensorSpec& out) {
 }
 
 absl::Status CheckPast(const v1::AttendStreamHeader& header) {
-  if (header.key_length() < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("key_length is ", header.key_length(), "; it must be at least 0"));
-  }
   if (header.past_length() >= 0 && header.past_length() <= header.key_length()) {
     return absl::OkStatus();
   }
@@ -166,6 +161,14 @@ absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call
     if (!size) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(kNativeNames[attribute], " is not supported in streams"));
+  }
+  const std::tuple<Attribute, std::optional<int64_t>, int64_t> heads_of[] = {
+      {Attribute::kQueryHeads, call.q_num_heads, header.query_heads()},
+      {Attribute::kKvHeads, call.kv_num_heads, header.kv_heads()}};
+  for (const auto& [attribute, heads, own] : heads_of) {
+    if (heads.value_or(own) == own) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        kNativeNames[attribute], " is ", *heads, "; it must be absent or the header's own, ", own));
   }
   const auto tensor = [&](int64_t heads, int64_t length, int64_t size) {
     return TensorSpec{dtype, {header.batch(), heads, length, size}};
@@ -317,7 +320,8 @@ absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
       wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes});
   if (!split.ok()) return split.status();
   Message fields;
-  if (!fields.ParseFromString(split->rest)) return MalformedMessage();
+  absl::Status status = ParseRequest(split->rest, fields);
+  if (!status.ok()) return status;
   if (!fields.has_header()) {
     return absl::InvalidArgumentError(
         absl::StrCat("received ", NameOf(fields.part_case()), "; expected a header"));
@@ -325,7 +329,7 @@ absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
   const v1::AttendStreamHeader& header = fields.header();
   StreamRequest request;
   OperatorCall call;
-  absl::Status status = ReadDirection(header.direction(), request.chunking.streaming);
+  status = ReadDirection(header.direction(), request.chunking.streaming);
   if (status.ok()) status = ReadHeader(header, call);
   if (status.ok()) status = ReadTensors(header, call, request.tensors);
   if (!status.ok()) return status;
@@ -416,9 +420,10 @@ absl::StatusOr<StreamChunk> DecodeChunk(const MessageBytes& message, const Chunk
       wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes});
   if (!split.ok()) return split.status();
   Message fields;
-  if (!fields.ParseFromString(split->rest)) return MalformedMessage();
+  absl::Status status = ParseRequest(split->rest, fields);
+  if (!status.ok()) return status;
   const Message::PartCase part = fields.part_case();
-  absl::Status status = CheckPart(part, expected);
+  status = CheckPart(part, expected);
   if (!status.ok()) return status;
 
   const bool is_keys = expected->is_keys;

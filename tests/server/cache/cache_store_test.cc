@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/metric_sink.h"
+#include "base/range.h"
 #include "tests/support/fake_clock.h"
 
 namespace rapt::cache {
@@ -523,7 +524,8 @@ TEST_F(CacheStoreTest, ARenewedLeaseRunsFromTheLastCall) {
 }
 
 TEST_F(CacheStoreTest, RefusesAReservationWhoseBytesOverflow) {
-  const TokenShape large = {.kv_heads = 1, .head_size = int64_t{1} << 52, .value_head_size = 1};
+  const TokenShape large = {
+      .kv_heads = kMaxHeads, .head_size = kMaxHeadSize, .value_head_size = kMaxHeadSize};
   ExpectFails(
       store_.Create("a", {.shapes = {{.token = large}}, .reserve_tokens = 1 << 20}).status(),
       absl::StatusCode::kResourceExhausted, Reason::kPages);
@@ -544,10 +546,14 @@ TEST_F(CacheStoreTest, RefusesShapesThatAreNotAllowed) {
     refused({.shapes = {{.token = {.kv_heads = 2, .head_size = 1, .value_head_size = bad}}}});
   }
   refused({.name = std::string(257, 'n'), .shapes = {{.token = kToken}}});
-  refused({.shapes = {{.token = kToken}}, .first_position = -1});
-  refused({.shapes = {{.token = kToken}}, .reserve_tokens = -1});
+  for (const int64_t bad : {int64_t{-1}, int64_t{1} << 62, most - 62, most}) {
+    refused({.shapes = {{.token = kToken, .keep_first = bad}}});
+    refused({.shapes = {{.token = kToken, .keep_last = bad}}});
+    refused({.shapes = {{.token = kToken}}, .first_position = bad});
+    refused({.shapes = {{.token = kToken}}, .reserve_tokens = bad});
+  }
   refused({.shapes = {{.token = kToken}}, .lease = seconds(-1)});
-  ExpectFails(store_.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = most}).status(),
+  ExpectFails(store_.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = kCounts.most}).status(),
               absl::StatusCode::kResourceExhausted, Reason::kPages);
   EXPECT_EQ(store_.caches(), 0);
 }

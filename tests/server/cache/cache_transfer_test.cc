@@ -275,9 +275,9 @@ TEST_F(CacheTransferTest, WhatIsWrongLeavesNothing) {
       {"chunk 1: tokens 50 to 100 of layer 0 are missing",
        [&](Messages& m) { std::swap(m[2], m[3]); }},
       {"at is -1 and tokens is 50", [&](Messages& m) { m[1].tokens().at = -1; }},
-      {"chunk 0: tokens is 0; it must be at least 1",
+      {"chunk 0: tokens is 0; it must be in [1, 2^62)",
        [&](Messages& m) { m[1].tokens().count = 0; }},
-      {"tokens is 9223372036854775807; layer 0 has 50 tokens so far",
+      {"chunk 1: tokens is 9223372036854775807; it must be in [1, 2^62)",
        [&](Messages& m) { m[2].tokens().count = std::numeric_limits<int64_t>::max(); }},
       {"chunk 0: v has 800 bytes; 51 tokens of 16 bytes are needed",
        [&](Messages& m) {
@@ -290,7 +290,7 @@ TEST_F(CacheTransferTest, WhatIsWrongLeavesNothing) {
        [&](Messages& m) { ++m[1].tokens().values.size; }},
       {"header.lengths has 1 entries; the cache has 2 layers",
        [&](Messages& m) { header(m).lengths.pop_back(); }},
-      {"header.lengths[1] is -1; it must be at least 0",
+      {"header.lengths[1] is -1; it must be in [0, 2^62)",
        [&](Messages& m) { header(m).lengths[1] = -1; }},
       {"chunk 2: at is 100 and tokens is 50; layer 0 has 100 tokens so far and 149 in the header",
        [&](Messages& m) { header(m).lengths[0] = 149; }},
@@ -333,7 +333,7 @@ TEST_F(CacheTransferTest, ALongGapIsRefusedWithoutMemoryOrQuota) {
   KvHeader header{.cache = {.shapes = {{.token = kToken, .keep_last = 1}}}};
   const std::vector<std::byte> bytes(static_cast<size_t>(kTokenBytes));
   for (const auto& [length, status_code, reason] :
-       {std::tuple{int64_t{1} << 62, absl::StatusCode::kResourceExhausted, Reason::kPages},
+       {std::tuple{int64_t{1} << 61, absl::StatusCode::kResourceExhausted, Reason::kPages},
         // The table of 2^25 tokens needs 64 MiB, twice what the arena has.
         std::tuple{int64_t{1} << 25, absl::StatusCode::kResourceExhausted, Reason::kPages}}) {
     header.lengths = {length + 1};

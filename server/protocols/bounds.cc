@@ -1,0 +1,265 @@
+#include "server/protocols/bounds.h"
+
+#include <google/protobuf/descriptor.h>
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "attention/problem.h"
+#include "server/cache/cache_store.h"
+#include "server/cache/limits.h"
+
+namespace rapt {
+namespace {
+
+namespace pb = google::protobuf;
+using enum BoundCheck;
+
+constexpr IntegerRange kAll = {};
+constexpr IntegerRange kNotNegative = {0, std::numeric_limits<int64_t>::max()};
+constexpr IntegerRange kPositive = {1, std::numeric_limits<int64_t>::max()};
+// Of a tensor.
+constexpr IntegerRange kAxis = {0, kMaxAxis};
+constexpr IntegerRange kPresentAxis = {1, kMaxAxis};
+
+constexpr FieldBounds kTable[] = {
+    // rapt/v1/attention.proto. The library's tables of roles and attributes check what an Attention
+    // and its tensors may have, for all interfaces.
+    {"rapt.v1.SharedMemory.offset", kNotNegative},
+    {"rapt.v1.SharedMemory.byte_size", kNotNegative},
+    {"rapt.v1.Tensor.shape", kNotNegative, kByDecoder},
+    {"rapt.v1.Window.left", kNotNegative, kByDecoder},
+    {"rapt.v1.Window.right", kNotNegative, kByDecoder},
+    {"rapt.v1.Dropout.seed", kAll},
+    {"rapt.v1.Attention.query_heads", kAxis, kByDecoder},
+    {"rapt.v1.Attention.kv_heads", kAxis, kByDecoder},
+    {"rapt.v1.Attention.max_distance", kPositive, kByDecoder},
+    {"rapt.v1.Attention.v_head_size", kPresentAxis, kByDecoder},
+    {"rapt.v1.Attention.rotary_embedding_dim", kNotNegative, kByDecoder},
+    {"rapt.v1.Attention.block_q", kPositive, kByDecoder},
+    {"rapt.v1.Attention.block_k", kPositive, kByDecoder},
+    {"rapt.v1.Attention.prefix_keys", kNotNegative, kByDecoder},
+    {"rapt.v1.AttendRequest.key_lengths", kAxis, kByDecoder},
+    {"rapt.v1.AttendRequest.priority", kAll},
+    {"rapt.v1.StreamMask.shape", kAxis, kByDecoder},
+    {"rapt.v1.AttendStreamHeader.batch", kAxis},
+    {"rapt.v1.AttendStreamHeader.query_heads", kPresentAxis},
+    {"rapt.v1.AttendStreamHeader.kv_heads", kPresentAxis},
+    {"rapt.v1.AttendStreamHeader.query_length", kAxis},
+    {"rapt.v1.AttendStreamHeader.key_length", kAxis},
+    {"rapt.v1.AttendStreamHeader.past_length", kAxis, kByDecoder},
+    {"rapt.v1.AttendStreamHeader.head_size", kPresentAxis},
+    {"rapt.v1.AttendStreamHeader.value_head_size", kPresentAxis},
+    {"rapt.v1.AttendStreamHeader.query_chunk", kPositive, kByDecoder},
+    {"rapt.v1.AttendStreamHeader.key_chunk", kPositive, kByDecoder},
+    {"rapt.v1.AttendStreamHeader.key_lengths", kAxis, kByDecoder},
+    {"rapt.v1.AttendStreamHeader.priority", kAll},
+    {"rapt.v1.QueryChunk.offset", kAxis, kByDecoder},
+    {"rapt.v1.QueryChunk.count", kAxis, kByDecoder},
+    {"rapt.v1.KeyChunk.offset", kAxis, kByDecoder},
+    {"rapt.v1.KeyChunk.count", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.batch", kPresentAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.query_heads", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.kv_heads", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.lengths", kPresentAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.head_size", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.value_head_size", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.block_q", kNotNegative, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.block_k", kNotNegative, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.selected_indices", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.bias_table", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.relative_bias", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.lsh_hashes", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.lsh_chunk_length", kAxis, kByDecoder},
+    {"rapt.v1.EstimateMemoryRequest.favor_features", kAxis, kByDecoder},
+    {"rapt.v1.LinearAttendRequest.nonpad_kv_seqlen", kAxis, kByDecoder},
+    {"rapt.v1.LinearAttendRequest.q_num_heads", kAxis, kByDecoder},
+    {"rapt.v1.LinearAttendRequest.kv_num_heads", kAxis, kByDecoder},
+    {"rapt.v1.LinearAttendRequest.chunk_size", kNotNegative, kByDecoder},
+    {"rapt.v1.LinearAttendRequest.num_features", kPresentAxis, kByDecoder},
+    {"rapt.v1.LinearAttendRequest.seed", kAll},
+    {"rapt.v1.LinearAttendRequest.error_rows", kAxis, kByDecoder},
+    {"rapt.v1.LinearAttendRequest.priority", kAll},
+
+    // rapt/v1/cache.proto. A generation is compared; the places of tokens are, with what the layer
+    // has.
+    {"rapt.v1.LayerShape.layers", {1, cache::kMaxLayers}},
+    {"rapt.v1.LayerShape.kv_heads", {1, cache::kMaxHeads}},
+    {"rapt.v1.LayerShape.head_size", {1, cache::kMaxHeadSize}},
+    {"rapt.v1.LayerShape.value_head_size", {0, cache::kMaxHeadSize}},
+    {"rapt.v1.LayerShape.keep_first", kCounts},
+    {"rapt.v1.LayerShape.keep_last", kCounts},
+    {"rapt.v1.CreateRequest.reserve_tokens", kCounts},
+    {"rapt.v1.CreateRequest.lease_ms", kCounts},
+    {"rapt.v1.CreateRequest.first_position", kCounts},
+    {"rapt.v1.ForkRequest.length", kCounts, kByDecoder},
+    {"rapt.v1.ForkRequest.generation", kAll},
+    {"rapt.v1.ForkRequest.reserve_tokens", kCounts},
+    {"rapt.v1.ForkRequest.lease_ms", kCounts},
+    {"rapt.v1.TruncateRequest.length", kCounts, kByDecoder},
+    {"rapt.v1.TruncateRequest.generation", kAll},
+    {"rapt.v1.ListRequest.page_size", {0, cache::CacheStore::kMaxListed}, kByDecoder},
+    {"rapt.v1.AppendRequest.priority", kAll},
+    {"rapt.v1.AppendPart.layer", {0, cache::kMaxLayers - 1}, kByDecoder},
+    {"rapt.v1.AppendPart.at", kCounts, kByDecoder},
+    {"rapt.v1.AppendPart.generation", kAll},
+    {"rapt.v1.Item.rows", kCounts, kByDecoder},
+    {"rapt.v1.Item.new_tokens", kCounts, kByDecoder},
+    {"rapt.v1.Item.at", kCounts, kByDecoder},
+    {"rapt.v1.Item.generation", kAll},
+    {"rapt.v1.Item.position", kCounts, kByDecoder},
+    {"rapt.v1.AttendCachedRequest.layer", {0, cache::kMaxLayers - 1}, kByDecoder},
+    {"rapt.v1.AttendCachedRequest.priority", kAll},
+    {"rapt.v1.ExportRequest.generation", kAll},
+    {"rapt.v1.ExportRequest.chunk_tokens", kCounts},
+    {"rapt.v1.KvHeader.lengths", kCounts},
+    {"rapt.v1.KvTokens.layer", {0, cache::kMaxLayers - 1}, kByDecoder},
+    {"rapt.v1.KvTokens.at", kCounts},
+    {"rapt.v1.KvTokens.tokens", {1, kCounts.most}},
+    {"rapt.v1.KvEnd.chunks", kCounts, kByDecoder},
+
+    // inference/grpc_service.proto. Parameters are checked by their names, contents are data, and
+    // the log's settings are ignored.
+    {"inference.InferParameter.int64_param", kAll, kByDecoder},
+    {"inference.InferParameter.uint64_param", kAll, kByDecoder},
+    {"inference.InferTensorContents.int_contents", kAll},
+    {"inference.InferTensorContents.int64_contents", kAll},
+    {"inference.InferTensorContents.uint_contents", kAll},
+    {"inference.InferTensorContents.uint64_contents", kAll},
+    {"inference.ModelInferRequest.InferInputTensor.shape", kNotNegative, kByDecoder},
+    {"inference.ModelRepositoryParameter.int64_param", kAll, kByDecoder},
+    {"inference.SystemSharedMemoryRegisterRequest.offset", kNotNegative, kByDecoder},
+    {"inference.SystemSharedMemoryRegisterRequest.byte_size", kPositive, kByDecoder},
+    {"inference.CudaSharedMemoryRegisterRequest.device_id", kNotNegative, kByDecoder},
+    {"inference.CudaSharedMemoryRegisterRequest.byte_size", kPositive, kByDecoder},
+    {"inference.LogSettingsRequest.SettingValue.uint32_param", kAll},
+
+    {"grpc.reflection.v1.ExtensionRequest.extension_number", kAll},
+    {"grpc.reflection.v1alpha.ExtensionRequest.extension_number", kAll},
+};
+
+// A field to check, or one whose messages have such fields.
+struct Checked {
+  const pb::FieldDescriptor* field;
+  IntegerRange range;
+};
+// By message.
+using Checks = absl::flat_hash_map<const pb::Descriptor*, std::vector<Checked>>;
+using Ranges = absl::flat_hash_map<const pb::FieldDescriptor*, IntegerRange>;
+
+Ranges RangesToCheck() {
+  Ranges ranges;
+  for (const FieldBounds& row : kTable) {
+    if (row.check != kByTable || row.range == kAll) continue;
+    const auto* field =
+        pb::DescriptorPool::generated_pool()->FindFieldByName(std::string(row.field));
+    if (field != nullptr) ranges[field] = row.range;  // a program may lack a protocol
+  }
+  return ranges;
+}
+
+// Returns whether a message has fields to check.
+bool Add(const pb::Descriptor& message, const Ranges& ranges, Checks& all) {
+  if (const auto found = all.find(&message); found != all.end()) return !found->second.empty();
+  std::vector<Checked> checks;
+  for (int n = 0; n < message.field_count(); ++n) {
+    const pb::FieldDescriptor* field = message.field(n);
+    const auto range = ranges.find(field);
+    if (range != ranges.end()) {
+      checks.push_back({field, range->second});
+    } else if (field->message_type() != nullptr && Add(*field->message_type(), ranges, all)) {
+      checks.push_back({field, {}});
+    }
+  }
+  return !(all[&message] = std::move(checks)).empty();
+}
+
+const Checks& AllChecks() {
+  static const auto* const checks = [] {
+    auto* all = new Checks;
+    const Ranges ranges = RangesToCheck();
+    for (const auto& [field, range] : ranges) {
+      for (int n = 0; n < field->file()->message_type_count(); ++n) {
+        Add(*field->file()->message_type(n), ranges, *all);
+      }
+    }
+    return all;
+  }();
+  return *checks;
+}
+
+// Where a message is in the request: field `name` of the outer one, or its element `index`.
+struct Place {
+  const Place* outer = nullptr;
+  absl::string_view name = {};
+  int index = -1;
+
+  std::string ToText() const {
+    std::string text = outer != nullptr && !outer->name.empty() ? outer->ToText() + "." : "";
+    absl::StrAppend(&text, name);
+    if (index >= 0) absl::StrAppend(&text, "[", index, "]");
+    return text;
+  }
+};
+
+absl::Status Check(const pb::Message& message, const Place& place);
+
+int64_t NumberIn(const pb::Message& message, const pb::FieldDescriptor& field, int index) {
+  const pb::Reflection& fields = *message.GetReflection();
+  if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_INT32) {
+    return index < 0 ? fields.GetInt32(message, &field)
+                     : fields.GetRepeatedInt32(message, &field, index);
+  }
+  return index < 0 ? fields.GetInt64(message, &field)
+                   : fields.GetRepeatedInt64(message, &field, index);
+}
+
+// Checks the field, or if it is repeated, its element `index`.
+absl::Status Check(const pb::Message& message, const Checked& checked, int index,
+                   const Place& outer) {
+  const pb::FieldDescriptor& field = *checked.field;
+  const Place place = {&outer, field.name(), index};
+  if (field.message_type() != nullptr) {
+    const pb::Reflection& fields = *message.GetReflection();
+    return Check(index < 0 ? fields.GetMessage(message, &field)
+                           : fields.GetRepeatedMessage(message, &field, index),
+                 place);
+  }
+  const int64_t number = NumberIn(message, field, index);
+  const auto [least, most] = checked.range;
+  if (number >= least && number <= most) return absl::OkStatus();
+  return CheckRange(place.ToText(), number, checked.range);
+}
+
+absl::Status Check(const pb::Message& message, const Place& place) {
+  const auto checks = AllChecks().find(message.GetDescriptor());
+  if (checks == AllChecks().end()) return absl::OkStatus();
+  const pb::Reflection& fields = *message.GetReflection();
+  for (const Checked& checked : checks->second) {
+    const pb::FieldDescriptor* field = checked.field;
+    if (!field->is_repeated()) {
+      if (field->has_presence() && !fields.HasField(message, field)) continue;
+      if (absl::Status status = Check(message, checked, -1, place); !status.ok()) return status;
+      continue;
+    }
+    for (int n = 0; n < fields.FieldSize(message, field); ++n) {
+      if (absl::Status status = Check(message, checked, n, place); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Span<const FieldBounds> IntegerBounds() { return kTable; }
+
+absl::Status ParseRequest(const std::string& bytes, pb::Message& request) {
+  if (request.ParseFromString(bytes)) return Check(request, Place());
+  return absl::InvalidArgumentError(
+      absl::StrCat("the message is not a valid ", request.GetTypeName()));
+}
+
+}  // namespace rapt
