@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/crc32.h"
 #include "client/cpp/byte_size.h"
 #include "client/cpp/cache_codec.h"
 #include "client/cpp/codec.h"
@@ -26,10 +27,25 @@ CacheHeader DecodeHeader(const v1::KvHeader& message, DType dtype) {
           .lengths = {message.lengths().begin(), message.lengths().end()}};
 }
 
+// Sets the checksum of a part. REQUIRES: it has none.
+template <typename Part>
+void Seal(Part& part) {
+  part.set_crc32(Crc32(part.SerializeAsString()));
+}
+
+// Returns whether a part has its checksum, and removes it.
+template <typename Part>
+bool Unseal(Part& part) {
+  const uint32_t crc = part.crc32();
+  part.clear_crc32();
+  return Crc32(part.SerializeAsString()) == crc;
+}
+
 v1::KvChunk Encode(const CacheHeader& header) {
   v1::KvChunk message;
   *message.mutable_header()->mutable_cache() = Encode(header.cache);
   message.mutable_header()->mutable_lengths()->Assign(header.lengths.begin(), header.lengths.end());
+  Seal(*message.mutable_header());
   return message;
 }
 
@@ -41,6 +57,7 @@ v1::KvChunk Encode(const CacheChunk& chunk) {
   tokens.set_tokens(chunk.k.shape().empty() ? 0 : chunk.k.shape()[0]);
   tokens.set_k(chunk.k.bytes().data(), chunk.k.bytes().size());
   tokens.set_v(chunk.v.bytes().data(), chunk.v.bytes().size());
+  Seal(tokens);
   return message;
 }
 
@@ -75,6 +92,7 @@ absl::StatusOr<CacheHeader> KvMessageReader::Begin() {
   if (status.ok()) status = Read(message);
   if (!status.ok()) return status;
   if (!message.has_header()) return Malformed("the first message is not a header");
+  if (!Unseal(*message.mutable_header())) return Malformed("the header's crc32 is wrong");
   const absl::StatusOr<DType> dtype = FromProto("the cache", message.header().cache().dtype());
   if (!dtype.ok()) return Malformed("the cache has an unknown data type");
   if (!v1::Storage_IsValid(message.header().cache().storage())) {
@@ -95,6 +113,7 @@ absl::StatusOr<std::optional<CacheChunk>> KvMessageReader::Next() {
     return std::optional<CacheChunk>(*std::move(chunk));
   }
   if (!message.has_end()) return Malformed("a message has neither tokens nor an end");
+  if (!Unseal(*message.mutable_end())) return Malformed("the end's crc32 is wrong");
   if (message.end().chunks() != chunks_) {
     return Malformed(
         absl::StrCat("the end counts ", message.end().chunks(), " chunks; ", chunks_, " came"));
@@ -107,6 +126,7 @@ absl::StatusOr<CacheChunk> KvMessageReader::Decode(v1::KvTokens tokens) const {
   const auto fail = [&](absl::string_view why) {
     return Malformed(absl::StrCat("chunk ", chunks_, ": ", why));
   };
+  if (!Unseal(tokens)) return fail("crc32 is wrong");
   const LayerShape* const layer = ShapeOf(header_, tokens.layer());
   if (layer == nullptr) return fail(absl::StrCat("the cache has no layer ", tokens.layer()));
   const int64_t value_size =
@@ -145,6 +165,7 @@ absl::Status WriteKvMessages(CacheReader& from, absl::FunctionRef<void(CacheHead
   }
   v1::KvChunk end;
   end.mutable_end()->set_chunks(chunks);
+  Seal(*end.mutable_end());
   write(end);
   return absl::OkStatus();
 }

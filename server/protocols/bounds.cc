@@ -116,10 +116,13 @@ constexpr FieldBounds kTable[] = {
     {"rapt.v1.ExportRequest.generation", kAll},
     {"rapt.v1.ExportRequest.chunk_tokens", kCounts},
     {"rapt.v1.KvHeader.lengths", kCounts},
+    {"rapt.v1.KvHeader.crc32", kAll},
     {"rapt.v1.KvTokens.layer", {0, cache::kMaxLayers - 1}, kByDecoder},
     {"rapt.v1.KvTokens.at", kCounts},
     {"rapt.v1.KvTokens.tokens", {1, kCounts.most}},
+    {"rapt.v1.KvTokens.crc32", kAll},
     {"rapt.v1.KvEnd.chunks", kCounts, kByDecoder},
+    {"rapt.v1.KvEnd.crc32", kAll},
 
     // inference/grpc_service.proto. Parameters are checked by their names, contents are data, and
     // the log's settings are ignored.

@@ -33,6 +33,7 @@
 #include "proto/rapt/v1/cache.pb.h"
 #include "server/options.h"
 #include "server/server.h"
+#include "tests/support/kv_chunks.h"
 #include "tests/support/raw_http.h"
 #include "tests/support/shared_object.h"
 
@@ -276,6 +277,8 @@ class Talk {
     for (auto& message : messages) {
       if (change_ && change_->message == static_cast<int>(sent_.size())) {
         SetAt(*message, change_->path, change_->number);
+        auto* chunk = google::protobuf::DynamicCastToGenerated<v1::KvChunk>(message.get());
+        if (chunk != nullptr && change_->path.back()->name() != "crc32") Seal(*chunk);
       }
       const std::string bytes = message->SerializeAsString();
       sent_.push_back(std::move(message));
@@ -673,6 +676,7 @@ TEST_F(BoundsTest, TokensToKeepBeyondTheBoundAreRefusedByName) {
             "shapes[0].keep_first is 9223372036854775745; it must be in [0, 2^62)");
   v1::KvChunk chunk;
   *chunk.mutable_header()->mutable_cache() = create;
+  Seal(chunk);
   EXPECT_FALSE(talk.Call<v1::Cache>(absl::StrCat(kCaches, "Import"), chunk));
   EXPECT_EQ(talk.status().error_message(),
             "header.cache.shapes[0].keep_first is 9223372036854775745; it must be in [0, 2^62)");

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/support/kv_chunks.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/rapt_reason.h"
 #include "tests/support/server_process.h"
@@ -343,6 +344,7 @@ TEST_F(CacheTransferTest, TheHeaderIsWhatCreateWasTold) {
   // The client may change them.
   header.mutable_cache()->set_name("other");
   header.mutable_cache()->set_lease_ms(1234);
+  Seal(exported.chunks[0]);
   v1::Cache imported;
   ASSERT_TRUE(Import(*target_, exported.chunks, imported).ok());
   EXPECT_EQ(imported.name(), "other");
@@ -409,6 +411,7 @@ TEST_F(CacheTransferTest, ABrokenStreamLeavesNothing) {
     SCOPED_TRACE(c.error);
     Chunks chunks = right;
     c.change(chunks);
+    for (v1::KvChunk& chunk : chunks) Seal(chunk);
     v1::Cache imported;
     const grpc::Status status = Import(*target_, chunks, imported);
     EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
@@ -417,6 +420,44 @@ TEST_F(CacheTransferTest, ABrokenStreamLeavesNothing) {
   }
   EXPECT_EQ(ReadMetric(*b_, "rapt_kv_caches"), 0);
   WaitUntilNothingIsHeld(*b_);
+  Close(*source_, cache.id());
+}
+
+// Every bit of a small export, as a file or a network may flip it.
+TEST_F(CacheTransferTest, AFlippedBitIsRefused) {
+  v1::CreateRequest request = CreateOf();
+  request.set_name("bits");
+  request.mutable_shapes()->DeleteSubrange(1, 1);
+  const v1::Cache cache = Create(*source_, request);
+  Append(*source_, cache, 0, 0, 1, rng_);
+  const Chunks right = Export(*source_, cache.id()).chunks;
+  ASSERT_EQ(right.size(), 3u);  // the second layer is empty
+  v1::Cache imported;
+  int64_t tried = 0;
+  for (size_t n = 0; n < right.size(); ++n) {
+    const std::string bytes = right[n].SerializeAsString();
+    for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+      std::string flipped = bytes;
+      flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+      Chunks chunks = right;
+      if (!chunks[n].ParseFromString(flipped)) continue;  // the reader of a file refuses it
+      ++tried;
+      const grpc::Status status = Import(*target_, chunks, imported);
+      EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT)
+          << "bit " << bit << " of message " << n << ": " << status.error_message();
+    }
+  }
+  EXPECT_GT(tried, 1000);
+  Chunks unsealed = right;
+  unsealed[1].mutable_tokens()->clear_crc32();
+  EXPECT_THAT(Import(*target_, unsealed, imported).error_message(),
+              HasSubstr("tokens 0 to 1 of layer 0.crc32 is 00000000; what came has "));
+  unsealed = right;
+  unsealed[0].mutable_header()->mutable_cache()->set_name("other");
+  EXPECT_THAT(Import(*target_, unsealed, imported).error_message(), HasSubstr("header.crc32 is "));
+  Seal(unsealed[0]);
+  EXPECT_TRUE(Import(*target_, unsealed, imported).ok());
+  Close(*target_, imported.id());
   Close(*source_, cache.id());
 }
 
@@ -495,6 +536,7 @@ Chunks OneChunk(int64_t tokens) {
   part.set_k(std::string(static_cast<size_t>(tokens * kKvHeads * kHeadSize * 4), 'k'));
   part.set_v(std::string(static_cast<size_t>(tokens * kKvHeads * kValueSize * 4), 'v'));
   chunks[2].mutable_end()->set_chunks(1);
+  for (v1::KvChunk& chunk : chunks) Seal(chunk);
   return chunks;
 }
 

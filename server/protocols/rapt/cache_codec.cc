@@ -1,13 +1,18 @@
 #include "server/protocols/rapt/cache_codec.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "base/crc32.h"
 #include "server/cache/limits.h"
 #include "server/protocols/bounds.h"
 #include "server/protocols/rapt/codec.h"
@@ -151,13 +156,58 @@ void WriteCreate(const cache::CacheSpec& from, v1::CreateRequest& to) {
   to.set_first_position(from.first_position);
 }
 
-absl::StatusOr<cache::KvPart> ReadHeader(const v1::KvHeader& header) {
+// Returns the checksum of a header or an end.
+template <typename Part>
+uint32_t ChecksumOfPart(Part part) {
+  part.clear_crc32();
+  return Crc32(part.SerializeAsString());
+}
+
+absl::Status CheckChecksum(absl::string_view part, uint32_t came, uint32_t computed) {
+  if (came == computed) return absl::OkStatus();
+  return Invalid(absl::StrCat(part, ".crc32 is ", absl::Hex(came, absl::kZeroPad8),
+                              "; what came has ", absl::Hex(computed, absl::kZeroPad8),
+                              ": it was damaged, or changed without a new checksum"));
+}
+
+// The fields of tokens before k.
+std::string FieldsBeforeKeys(int64_t layer, int64_t at, int64_t count) {
+  v1::KvTokens fields;
+  fields.set_layer(static_cast<int32_t>(layer));
+  fields.set_at(at);
+  fields.set_tokens(count);
+  return fields.SerializeAsString();
+}
+
+uint32_t Crc32OfField(int number, const InputBytes& bytes, uint32_t crc) {
+  if (bytes.size == 0) return crc;
+  std::string header;
+  wire::AppendFieldHeader(number, bytes.size, header);
+  crc = Crc32(header, crc);
+  std::array<std::byte, 16384> block;
+  for (int64_t begin = 0; begin < bytes.size; begin += std::ssize(block)) {
+    const int64_t count = std::min<int64_t>(std::ssize(block), bytes.size - begin);
+    bytes.Copy(begin, count, block.data());
+    crc = Crc32(absl::MakeConstSpan(block.data(), static_cast<size_t>(count)), crc);
+  }
+  return crc;
+}
+
+absl::StatusOr<DecodedKvChunk> ReadEnd(const v1::KvEnd& end) {
+  absl::Status status = CheckChecksum("end", end.crc32(), ChecksumOfPart(end));
+  if (!status.ok()) return status;
+  return DecodedKvChunk{cache::KvEnd{.chunks = end.chunks()}};
+}
+
+absl::StatusOr<DecodedKvChunk> ReadHeader(const v1::KvHeader& header) {
+  absl::Status status = CheckChecksum("header", header.crc32(), ChecksumOfPart(header));
+  if (!status.ok()) return status;
   absl::StatusOr<cache::CacheSpec> spec = DecodeCreate(header.cache());
   if (!spec.ok()) {
     return Invalid(absl::StrCat("header.cache.", std::string(spec.status().message())));
   }
-  return cache::KvHeader{.cache = *std::move(spec),
-                         .lengths = {header.lengths().begin(), header.lengths().end()}};
+  return DecodedKvChunk{cache::KvHeader{
+      .cache = *std::move(spec), .lengths = {header.lengths().begin(), header.lengths().end()}}};
 }
 
 }  // namespace
@@ -255,7 +305,7 @@ absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
   return decoded;
 }
 
-absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message) {
+absl::StatusOr<DecodedKvChunk> DecodeKvChunk(const MessageBytes& message) {
   absl::StatusOr<wire::SplitMessage> split =
       wire::Split(message.bytes, message.size, KvChunkSchema(), kKvChunkLimits);
   if (!split.ok()) return split.status();
@@ -263,7 +313,7 @@ absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message) {
   absl::Status status = ParseRequest(split->rest, fields);
   if (!status.ok()) return status;
   if (fields.has_header()) return ReadHeader(fields.header());
-  if (fields.has_end()) return cache::KvEnd{.chunks = fields.end().chunks()};
+  if (fields.has_end()) return ReadEnd(fields.end());
   if (!fields.has_tokens()) return Invalid("the message has neither header, tokens nor end");
   cache::KvTokens tokens{.layer = fields.tokens().layer(),
                          .at = fields.tokens().at(),
@@ -272,7 +322,21 @@ absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message) {
     const bool is_key = payload.path[1] == v1::KvTokens::kKFieldNumber;
     (is_key ? tokens.keys : tokens.values) = message.Part(payload.begin, payload.size);
   }
-  return tokens;
+  return DecodedKvChunk{tokens, fields.tokens().crc32()};
+}
+
+uint32_t ChecksumOf(const cache::KvTokens& tokens) {
+  uint32_t crc = Crc32(FieldsBeforeKeys(tokens.layer, tokens.at, tokens.count));
+  crc = Crc32OfField(v1::KvTokens::kKFieldNumber, tokens.keys, crc);
+  return Crc32OfField(v1::KvTokens::kVFieldNumber, tokens.values, crc);
+}
+
+absl::Status CheckChecksum(const DecodedKvChunk& chunk) {
+  const auto* tokens = std::get_if<cache::KvTokens>(&chunk.part);
+  if (tokens == nullptr) return absl::OkStatus();
+  return CheckChecksum(absl::StrCat("tokens ", tokens->at, " to ", tokens->at + tokens->count,
+                                    " of layer ", tokens->layer),
+                       chunk.crc32, ChecksumOf(*tokens));
 }
 
 absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message) {
@@ -328,36 +392,39 @@ ResponseMessage EncodeKvHeader(const cache::KvHeader& header) {
   v1::KvChunk chunk;
   WriteCreate(header.cache, *chunk.mutable_header()->mutable_cache());
   chunk.mutable_header()->mutable_lengths()->Assign(header.lengths.begin(), header.lengths.end());
+  chunk.mutable_header()->set_crc32(ChecksumOfPart(chunk.header()));
   ResponseMessage response;
   response.Append(chunk.SerializeAsString());
   return response;
 }
 
-ResponseMessage EncodeKvTokens(const cache::Exporter::Chunk& chunk, const OutputBuffer& keys,
-                               const OutputBuffer& values) {
-  v1::KvTokens fields;
-  fields.set_layer(static_cast<int32_t>(chunk.layer));
-  fields.set_at(chunk.at);
-  fields.set_tokens(chunk.count);
-  std::string tokens = fields.SerializeAsString();
-  wire::AppendFieldHeader(v1::KvTokens::kKFieldNumber, chunk.key_bytes, tokens);
+ResponseMessage EncodeKvTokens(const cache::Exporter::Chunk& chunk, uint32_t crc32,
+                               const OutputBuffer& keys, const OutputBuffer& values) {
+  std::string k = FieldsBeforeKeys(chunk.layer, chunk.at, chunk.count);
+  wire::AppendFieldHeader(v1::KvTokens::kKFieldNumber, chunk.key_bytes, k);
   std::string v;
   wire::AppendFieldHeader(v1::KvTokens::kVFieldNumber, chunk.value_bytes, v);
+  v1::KvTokens last;
+  last.set_crc32(crc32);
+  const std::string end = last.SerializeAsString();
   std::string header;
   wire::AppendFieldHeader(
       v1::KvChunk::kTokensFieldNumber,
-      static_cast<int64_t>(tokens.size() + v.size()) + chunk.key_bytes + chunk.value_bytes, header);
+      static_cast<int64_t>(k.size() + v.size() + end.size()) + chunk.key_bytes + chunk.value_bytes,
+      header);
   ResponseMessage response;
-  response.Append(header + tokens);
+  response.Append(header + k);
   response.Append(keys);
   response.Append(v);
   response.Append(values);
+  response.Append(end);
   return response;
 }
 
 ResponseMessage EncodeKvEnd(const cache::KvEnd& end) {
   v1::KvChunk chunk;
   chunk.mutable_end()->set_chunks(end.chunks);
+  chunk.mutable_end()->set_crc32(ChecksumOfPart(chunk.end()));
   ResponseMessage response;
   response.Append(chunk.SerializeAsString());
   return response;

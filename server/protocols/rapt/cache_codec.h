@@ -35,12 +35,24 @@ struct DecodedAppend {
   uint64_t priority = 0;
 };
 
+// A message of Import.
+struct DecodedKvChunk {
+  cache::KvPart part;
+  uint32_t crc32 = 0;  // of tokens, as it came
+};
+
 // Decode a message, which outlives the call. InvalidArgument names the field, what came and what is
 // allowed.
 absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message);
 absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message);
-absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message);
+absl::StatusOr<DecodedKvChunk> DecodeKvChunk(const MessageBytes& message);
 absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message);
+
+// Returns KvTokens.crc32, which takes as long as the tokens are many.
+uint32_t ChecksumOf(const cache::KvTokens& tokens);
+// InvalidArgument if tokens do not have the checksum that came with them. That of the other parts
+// is checked when they are decoded.
+absl::Status CheckChecksum(const DecodedKvChunk& chunk);
 
 // Encode the responses. REQUIRES: result.status is OK.
 ResponseMessage EncodeAttendCached(const TensorOperator& op,
@@ -55,8 +67,8 @@ inline constexpr int64_t kMaxKvFieldBytes = 128;
 
 // Encode the parts of a cache.
 ResponseMessage EncodeKvHeader(const cache::KvHeader& header);
-ResponseMessage EncodeKvTokens(const cache::Exporter::Chunk& chunk, const OutputBuffer& keys,
-                               const OutputBuffer& values);
+ResponseMessage EncodeKvTokens(const cache::Exporter::Chunk& chunk, uint32_t crc32,
+                               const OutputBuffer& keys, const OutputBuffer& values);
 ResponseMessage EncodeKvEnd(const cache::KvEnd& end);
 
 absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request);

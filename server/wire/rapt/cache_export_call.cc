@@ -67,7 +67,13 @@ void CacheExportCall::CopyChunk(const cache::Exporter::Chunk& chunk) {
   Compute(cache::MakePreparation(
       [this](absl::Span<std::byte>) {
         std::byte* const keys = buffer_->bytes.get();
-        exporter_->Copy(chunk_, keys, keys + chunk_.key_bytes);
+        std::byte* const values = keys + chunk_.key_bytes;
+        exporter_->Copy(chunk_, keys, values);
+        crc32_ = ChecksumOf({.layer = chunk_.layer,
+                             .at = chunk_.at,
+                             .count = chunk_.count,
+                             .keys = {keys, chunk_.key_bytes},
+                             .values = {values, chunk_.value_bytes}});
         return absl::OkStatus();
       },
       chunk.key_bytes + chunk.value_bytes));
@@ -78,7 +84,7 @@ void CacheExportCall::OnComputed(Result) {
   const auto bytes_at = [](const std::byte* begin, int64_t count) {
     return absl::Span<const std::byte>(begin, static_cast<size_t>(count));
   };
-  Send(EncodeKvTokens(chunk_, {bytes_at(keys, chunk_.key_bytes), buffer_},
+  Send(EncodeKvTokens(chunk_, crc32_, {bytes_at(keys, chunk_.key_bytes), buffer_},
                       {bytes_at(keys + chunk_.key_bytes, chunk_.value_bytes), buffer_}),
        {.receive = true});
 }

@@ -39,6 +39,7 @@ class CacheExportCall final : public StepwiseCall {
   cache::CacheStore* const store_;
   std::optional<cache::Exporter> exporter_;  // since the request
   cache::Exporter::Chunk chunk_;             // in the buffer
+  uint32_t crc32_ = 0;                       // of the chunk
   MessageReservation first_memory_;          // of the first buffer, for which the call waits
   std::shared_ptr<Buffer> buffer_;           // of the current chunk; sent messages hold it, too
   bool has_sent_end_ = false;

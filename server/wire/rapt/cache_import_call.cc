@@ -15,12 +15,13 @@ absl::Status CacheImportCall::Check() {
 }
 
 void CacheImportCall::OnMessage(const MessageBytes& message) {
-  absl::StatusOr<cache::KvPart> part = DecodeKvChunk(message);
-  if (!part.ok()) return End(part.status(), Stage::kReceive);
-  const int64_t workspace_bytes = cache::Importer::WorkspaceBytes(*part);
+  absl::StatusOr<DecodedKvChunk> chunk = DecodeKvChunk(message);
+  if (!chunk.ok()) return End(chunk.status(), Stage::kReceive);
+  const int64_t workspace_bytes = cache::Importer::WorkspaceBytes(chunk->part);
   Compute(cache::MakePreparation(
-      [this, part = *std::move(part)](absl::Span<std::byte> workspace) {
-        return importer_->Take(part, workspace);
+      [this, chunk = *std::move(chunk)](absl::Span<std::byte> workspace) {
+        absl::Status status = CheckChecksum(chunk);
+        return status.ok() ? importer_->Take(chunk.part, workspace) : status;
       },
       message.size, workspace_bytes));
 }

@@ -27,6 +27,7 @@
 #include "proto/rapt/v1/cache.grpc.pb.h"
 #include "tests/client/cpp/cache_proxy.h"
 #include "tests/client/cpp/cache_tokens.h"
+#include "tests/support/kv_chunks.h"
 #include "tests/support/memory_watch.h"
 #include "tests/support/server_process.h"
 
@@ -75,6 +76,7 @@ class Proxy final : public CacheProxy {
     for (v1::KvChunk chunk; reader->Read(&chunk);) chunks.push_back(chunk);
     grpc::Status status = reader->Finish();
     if (status.ok()) change(chunks);
+    for (v1::KvChunk& chunk : chunks) test::Seal(chunk);
     for (const v1::KvChunk& chunk : chunks) writer->Write(chunk);
     return status;
   }
@@ -315,6 +317,15 @@ TEST_F(CacheTransferTest, AFileThatIsCutOrDamagedMakesNothing) {
   EXPECT_THAT(import(std::string("\xff\xff\xff\xff\x07 no 2 GiB", 14)),
               HasSubstr("cut or damaged"));
   EXPECT_THAT(import(std::string("\0", 1)), HasSubstr("not a header"));
+  for (size_t bit = 0; bit < whole.size() * 8; bit += whole.size() * 8 / 311) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    SCOPED_TRACE(bit);
+    import(flipped);
+  }
+  std::string flipped = whole;
+  flipped[whole.size() / 2] ^= 1;
+  EXPECT_THAT(import(flipped), HasSubstr("crc32 is wrong"));
   ExpectNoCaches(*b_);
 
   const absl::Status missing = ImportCache(*b_, *ReadCacheFile(PathOf("no/file"))).status();
