@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "attention/attention.h"
 #include "attention/backend.h"
 #include "attention/cpu/cpu_backend.h"
@@ -70,6 +71,8 @@ namespace {
 // Limit of the transport's shutdown, which sends the last responses. Only open health watches,
 // which never end on their own, make it take that long.
 constexpr std::chrono::milliseconds kTransportShutdownTime{500};
+// A drain ends once no call has used a cache for this long.
+constexpr std::chrono::seconds kCacheQuietTime{5};
 
 // The memory budget must allow messages of this size.
 constexpr int64_t kMinMessageLimitBytes = 64 * 1024;
@@ -605,12 +608,26 @@ void ServerImpl::ReloadFiles() {
   if (tls_ != nullptr) tls_->Reload();
 }
 
-// Live caches keep the server up: their callers may go on until the grace period ends.
+// Live caches keep the server up while their callers go on, until the grace period ends.
 void ServerImpl::WaitForCaches(Instant end) const {
   constexpr std::chrono::milliseconds kInterval{20};
-  while (caches_.store.caches() > 0 && memory_->clock.Now() < end) {
+  const cache::CacheStore& store = caches_.store;
+  if (store.caches() == 0) return;
+  Log(LogLevel::kInfo, "waiting for the callers of caches",
+      {{"caches", store.caches()},
+       {"quiet_time", absl::FormatDuration(absl::FromChrono(kCacheQuietTime))},
+       {"grace_period", absl::FormatDuration(absl::FromChrono(options_.drain.grace_period))}});
+  int64_t uses = store.uses();
+  Instant last_use = memory_->clock.Now();
+  for (Instant now = last_use; store.caches() > 0 && now < end; now = memory_->clock.Now()) {
+    if (std::exchange(uses, store.uses()) != uses || open_calls_.count() > 0) last_use = now;
+    if (now - last_use >= kCacheQuietTime) break;
     std::this_thread::sleep_for(kInterval);
   }
+  if (store.caches() == 0) return;
+  Log(LogLevel::kInfo, "caches end with the server",
+      {{"caches", store.caches()},
+       {"reason", memory_->clock.Now() < end ? "no calls" : "grace period expired"}});
 }
 
 void ServerImpl::Drain() {

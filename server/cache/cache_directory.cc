@@ -109,6 +109,7 @@ absl::StatusOr<CacheDirectory::Handle> CacheDirectory::FindLocked(const std::str
   }
   Entry& entry = *found->second;
   if (renews) entry.expires = clock_.Now() + entry.cache->spec().lease;
+  ++finds_;
   return Handle{entry.cache, entry.expires};
 }
 

@@ -76,6 +76,8 @@ class CacheDirectory {
 
   int64_t size() const;
   int64_t expired() const { return expired_; }
+  // Returns how many caches Find() and FindAll() have found so far.
+  int64_t finds() const { return finds_; }
 
  private:
   struct Entry {
@@ -108,6 +110,7 @@ class CacheDirectory {
   std::string instance_;   // constant, as the next, once caches are made
   std::string id_prefix_;  // names the instance and this start of it
   std::atomic<int64_t> expired_{0};
+  std::atomic<int64_t> finds_{0};
 
   mutable Mutex mutex_;
   absl::flat_hash_map<std::string, Owner> owners_ ABSL_GUARDED_BY(mutex_);

@@ -140,6 +140,8 @@ class CacheStore {
   Instant Expire() { return directory_.Expire(); }
 
   int64_t caches() const { return directory_.size(); }
+  // Returns how often calls have used a cache so far.
+  int64_t uses() const { return directory_.finds(); }
   const Options& options() const { return options_; }
   const Arena& arena() const { return context_.arena; }
 

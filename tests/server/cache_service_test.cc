@@ -626,6 +626,17 @@ TEST_F(CacheServiceTest, ADrainingServerServesItsCachesAndMakesNone) {
   EXPECT_EQ(server.Wait(), 0);  // long before the grace period ends: no cache lives
 }
 
+TEST_F(CacheServiceTest, ADrainingServerWaitsForNobody) {
+  ServerProcess server({"--kv_cache_bytes=8388608", "--grace_period=1h"});
+  stub_ = StubOf(server);
+  CreateCache();
+  server.Terminate();
+  EXPECT_EQ(server.Wait(), 0);  // long before the grace period ends
+  EXPECT_THAT(server.Log(),
+              AllOf(HasSubstr("waiting for the callers of caches caches=1 quiet_time=5s"),
+                    HasSubstr("caches end with the server caches=1 reason=\"no calls\"")));
+}
+
 TEST_F(CacheServiceTest, AServerWithoutCachesSaysSo) {
   const ServerProcess server;
   stub_ = StubOf(server);
