@@ -84,8 +84,8 @@ class LinearOptions(TypedDict, total=False):
     past_normalizer: Annotated[
         Array | None, Option(None, "[B, Hkv, features], beside past_state if the output is normalized")
     ]
-    decay: Annotated[Array | None, Option(None, "[B, T, Hkv] or [B, T, Hkv * d_k], at most 0")]
-    beta: Annotated[Array | None, Option(None, "[B, T, Hkv] or [B, T, 1], 0 to 1")]
+    decay: Annotated[Array | None, Option(None, "[B, T, Hkv] or [B, T, Hkv * d_k], usually at most 0")]
+    beta: Annotated[Array | None, Option(None, "[B, T, Hkv] or [B, T, 1], usually 0 to 1")]
     projection: Annotated[Array | None, Option(None, "[num_features, d_k], the directions of favor; None: drawn from seed")]
     key_lengths: Annotated[Sequence[int] | Array | None, Option(None, "[B], int64: how many of the T tokens are valid")]
     scale: Annotated[Number | None, Option(None, "None: 1 / sqrt(d_k)")]
