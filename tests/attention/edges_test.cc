@@ -179,14 +179,35 @@ TEST_P(EdgesTest, KeysBeyondTheLengthNeverMatter) {
 // A key that one query sees and another does not: NaN for the first, no effect on the second.
 TEST_P(EdgesTest, AKeyHiddenFromSomeQueriesPoisonsOnlyTheOthers) {
   Rng rng(kSeed);
-  const Problem problem = Make([](Problem& p) {
-    p.causal = true;
-    p.score_output = ScoreOutput::kBiased;
-  });
-  for (const double poison : {kNan, kInf}) {
+  for (const ScoreOutput output : {ScoreOutput::kScores, ScoreOutput::kSoftcapped,
+                                   ScoreOutput::kBiased, ScoreOutput::kWeights}) {
+    const Problem problem = Make([&](Problem& p) {
+      p.causal = true;
+      p.score_output = output;
+    });
+    for (const double poison : {kNan, kInf}) {
+      Inputs inputs = RandomInputs(problem, rng);
+      inputs.key.Set(0, 0, 4, 7, poison);
+      inputs.value.Set(1, 1, 6, 3, poison);
+      ExpectConforms(problem, inputs);
+    }
+  }
+}
+
+// A row that sees the NaN has weights of NaN for the keys that it sees, of 0 for the others, in the
+// block of the NaN and in later ones.
+TEST_P(EdgesTest, HiddenKeysOfAPoisonedRowWeighNothing) {
+  for (const Normalizer normalizer : {Normalizer::kSoftmax, Normalizer::kEntmax15}) {
+    const Problem problem = Make([&](Problem& p) {
+      p.mask = MaskShape{DType::kBool, {1, 1, 1, 140}};
+      p.normalizer = normalizer;
+      p.wants_lse = normalizer == Normalizer::kSoftmax;
+      p.score_output = ScoreOutput::kWeights;
+    });
+    Rng rng(kSeed);
     Inputs inputs = RandomInputs(problem, rng);
-    inputs.key.Set(0, 0, 4, 7, poison);
-    inputs.value.Set(1, 1, 6, 3, poison);
+    for (int64_t j = 0; j < 140; ++j) inputs.mask->Set(0, 0, 0, j, j % 3 == 0 ? 1 : 0);
+    inputs.key.Set(0, 0, 3, 7, kNan);
     ExpectConforms(problem, inputs);
   }
 }

@@ -485,6 +485,9 @@ Expected Attend(const Problem& problem, const Inputs& inputs) {
         } else {
           Softmax(row, inputs.head_sink ? inputs.head_sink->At(h, 0, 0, 0) : -kInf);
         }
+        for (int64_t j = 0; j < total; ++j) {
+          if (row.masked[j]) row.weights[j] = 0;
+        }
         if (problem.dropout) Drop(*problem.dropout, b, h, i, row);
         AppendOutput(row, /*skips_zeros=*/alpha > 1,
                      values.data() + first_key * problem.value_head_size, problem.value_head_size,

@@ -154,6 +154,9 @@ double QueryRow::Weigh(absl::Span<double> s, Observer observe) const {
                            [&](ScoreStage stage) { observe(StepOf(stage), s); });
 
   const double lse = Normalize(s);
+  for (int64_t j = 0; j < t; ++j) {
+    if (std::isnan(s[j]) && Hidden(j)) s[j] = 0;
+  }
   observe(Step::kSoftmax, s);
 
   if (p_.dropout) DropOut(s);
