@@ -164,6 +164,7 @@ std::optional<MemoryBudget::Reservation> AdmissionGate::TryReserve(Account& acco
 
 absl::StatusOr<MemoryBudget::Reservation> AdmissionGate::ReserveBehindCalls(
     int64_t bytes, absl::string_view what) {
+  if (bytes == 0) return MemoryBudget::Reservation();  // nothing to wait for
   const MemoryRequest request = {.bytes = bytes, .yields = true, .what = what};
   std::optional<Result> result = AdmitNow(request);
   if (!result) {
@@ -338,24 +339,46 @@ AdmissionGate::PeerWait AdmissionGate::WaitForPeer(std::shared_ptr<CallerMemory>
   return {this, key};
 }
 
+// Prolongs a confinement that exists. No more exist than calls were ended or silent in that time.
 void AdmissionGate::Confine(std::shared_ptr<CallerBytes> caller, Instant now) {
-  if (caller->is_confined()) return;
+  if (caller->is_confined()) {
+    std::erase_if(confinements_, [&](const Confinement& c) { return c.caller == caller; });
+  }
   caller->set_confined(true);
   confinements_.push_back({now + kConfinedTime, std::move(caller)});
 }
 
+// A caller with a silent call would regain the memory at once, and the others would wait again.
 void AdmissionGate::EndConfinements() {
   if (confinements_.empty()) return;
   const Instant now = clock_.Now();
+  const auto has_silent_call = [&, this](const CallerBytes* caller) {
+    for (const auto& [key, call] : waiting_calls_) {
+      if (key.first > now) return false;
+      if (call.Held(Share::kReceive) == caller || call.Held(Share::kCompute) == caller) return true;
+    }
+    return false;
+  };
   while (!confinements_.empty() && confinements_.front().end <= now) {
-    confinements_.front().caller->set_confined(false);
+    std::shared_ptr<CallerBytes> caller = std::move(confinements_.front().caller);
     confinements_.pop_front();
+    caller->set_confined(false);
+    if (has_silent_call(caller.get())) Confine(std::move(caller), now);
   }
 }
 
 void AdmissionGate::EndWait(const PeerWait::Key& key) {
   MutexLock lock(mutex_);
-  waiting_calls_.erase(key);
+  const auto found = waiting_calls_.find(key);
+  if (found == waiting_calls_.end()) return;
+  const WaitingCall& call = found->second;
+  for (const Share share : {Share::kReceive, Share::kCompute}) {
+    CallerBytes* const bytes = call.Held(share);
+    if (bytes == nullptr || !bytes->is_confined()) continue;
+    const Instant now = clock_.Now();
+    if (key.first <= now) Confine({call.caller, bytes}, now);
+  }
+  waiting_calls_.erase(found);
 }
 
 void AdmissionGate::WakeIfQueued() {

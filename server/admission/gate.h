@@ -47,10 +47,10 @@ namespace rapt {
 // Silent calls. A call that holds memory may wait for its peer to send or to read. If a request
 // within its caller's fair share has waited for kSilentTime, the longest silent call that holds
 // memory of that share, of a caller above its fair share, is ended, and the next one if that does
-// not suffice. The caller is confined to a fair share for kConfinedTime, or it would regain the
-// memory between two requests of others. A caller's only call that holds memory of the share stays
-// while its peer keeps up with the minimum rate: a message that alone exceeds the fair share would
-// otherwise never arrive.
+// not suffice. The caller is confined to a fair share until it has had no silent call of that share
+// for kConfinedTime, or it would regain the memory between two requests of others. A caller's only
+// call that holds memory of the share stays while its peer keeps up with the minimum rate: a
+// message that alone exceeds the fair share would otherwise never arrive.
 //
 // Thread-safe. Callbacks run outside the lock, on the timer's thread or on one that calls Serve().
 class AdmissionGate {

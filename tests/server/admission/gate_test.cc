@@ -452,7 +452,7 @@ TEST_F(CallersTest, SmallRequestsThatWaitDelayOnlyTheirOwnCaller) {
   Settle();
 }
 
-TEST_F(CallersTest, ACallerWhoseSilentCallHasEndedIsConfinedForAMinute) {
+TEST_F(CallersTest, ACallerWhoseSilentCallHasEndedIsConfined) {
   std::optional<MemoryBudget::Reservation> first = TakeFor(a_, 2240), second = TakeFor(a_, 2240);
   const AdmissionGate::PeerWait wait = Wait(a_, 1);
   MemoryBudget::Reservation got;
@@ -475,8 +475,53 @@ TEST_F(CallersTest, ACallerWhoseSilentCallHasEndedIsConfinedForAMinute) {
   EXPECT_THAT(served_, ElementsAre(1));
   Advance(seconds(1));
   EXPECT_THAT(served_, ElementsAre(1, 2)) << "refused";
+}
+
+TEST_F(CallersTest, AConfinementLastsUntilAMinuteAfterTheLastSilentCall) {
+  std::optional<MemoryBudget::Reservation> first = TakeFor(a_, 1000), second = TakeFor(a_, 3000);
+  AdmissionGate::PeerWait ended = Wait(a_, 1), stays = Wait(a_, 2);
+  Queue(1, {.share = kReceive, .bytes = 2000, .caller = b_});
+  Advance(kSilentTime);
+  ASSERT_THAT(ended_, ElementsAre(1));
+  ended = {};
+  second.reset();
+  Settle();
+  ASSERT_THAT(served_, ElementsAre(1));
+  const auto is_confined = [&] {
+    return !gate_.AdmitNow({.share = kReceive, .bytes = 2240, .caller = a_}).has_value();
+  };
+  // The call that stays is within the fair share and silent.
+  for (int n = 0; n < 5; ++n) {
+    Advance(seconds(AdmissionGate::kConfinedTime) / 2);
+    EXPECT_TRUE(is_confined()) << n;
+    EXPECT_EQ(TakeFor(b_, 2240).bytes(), 2240) << n;
+  }
+  // It ends between two looks at it, and another that is not silent begins.
+  stays = {};
+  first = TakeFor(a_, 500);
+  Advance(AdmissionGate::kConfinedTime - seconds(1));
+  const AdmissionGate::PeerWait prompt = Wait(a_, 3);
+  EXPECT_TRUE(is_confined());
+  Advance(seconds(1));
+  EXPECT_FALSE(is_confined()) << "memory that is held without silence is harmless";
+}
+
+TEST_F(CallersTest, ACallerIsForgottenWhenItsConfinementEnds) {
+  Caller caller = gate_.CallerOf("c");
+  const std::weak_ptr<CallerMemory> known = caller;
+  {
+    const MemoryBudget::Reservation first = TakeFor(caller, 2240), second = TakeFor(caller, 2240);
+    const AdmissionGate::PeerWait wait = Wait(caller, 1);
+    Queue(1, {.share = kReceive, .bytes = 1000, .caller = b_});
+    Advance(kSilentTime);
+    ASSERT_THAT(ended_, ElementsAre(1));
+  }
+  Settle();
+  caller.reset();
+  EXPECT_FALSE(known.expired());
   Advance(AdmissionGate::kConfinedTime);
-  EXPECT_EQ(TakeFor(a_, 2240).bytes(), 2240);
+  EXPECT_EQ(TakeFor(b_, 1000).bytes(), 1000);
+  EXPECT_TRUE(known.expired());
 }
 
 TEST_F(CallersTest, ACallThatIsConfinedIsServedWhenThatEnds) {
