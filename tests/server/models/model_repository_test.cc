@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -50,6 +51,20 @@ class ModelRepositoryTest : public ::testing::Test {
 };
 
 const auto kNever = [] { return false; };
+constexpr std::chrono::seconds kDelay{10};
+
+// Returns a file of empty tensors.
+std::string FileWithIndexOf(int tensors) {
+  std::string index = "{";
+  for (int n = 0; n < tensors; ++n) {
+    absl::StrAppend(&index, n > 0 ? "," : "", "\"", n,
+                    R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})");
+  }
+  index += "}";
+  std::string length(8, '\0');
+  for (size_t n = 0; n < 4; ++n) length[n] = static_cast<char>(index.size() >> 8 * n);
+  return length + index;
+}
 
 TEST_F(ModelRepositoryTest, AModelIsDescribedOnceForAllItsCalls) {
   Write("a");
@@ -109,15 +124,7 @@ TEST_F(ModelRepositoryTest, HasAMostNumberOfModels) {
 // The tables that its index becomes have many times its bytes.
 TEST_F(ModelRepositoryTest, ReadingAnIndexIsChargedBeforeItIsRead) {
   Write("a");
-  std::string index = "{";
-  for (int n = 0; n < 1000; ++n) {
-    absl::StrAppend(&index, n > 0 ? "," : "", "\"", n,
-                    R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})");
-  }
-  index += "}";
-  std::string length(8, '\0');
-  for (size_t n = 0; n < 4; ++n) length[n] = static_cast<char>(index.size() >> 8 * n);
-  std::ofstream(folder_ / "a" / "model.safetensors") << length << index;
+  std::ofstream(folder_ / "a" / "model.safetensors") << FileWithIndexOf(1000);
   const absl::Status status = repository_.Load("a").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()),
@@ -127,6 +134,46 @@ TEST_F(ModelRepositoryTest, ReadingAnIndexIsChargedBeforeItIsRead) {
   std::ofstream(folder_ / "a" / "tokenizer.json") << std::string(1 << 20, ' ');  // is not read
   EXPECT_TRUE(repository_.Load("a").ok());
   EXPECT_EQ(gate_.reserved_bytes(), gate_.long_reserved_bytes());
+}
+
+// A queue without a place refuses whatever has to wait.
+TEST_F(ModelRepositoryTest, AMissingModelWaitsForNoMemory) {
+  AdmissionGate gate({.budget_bytes = 1 << 20, .max_queued = 1, .max_queue_delay = kDelay}, timer_,
+                     clock_);
+  ModelRepository repository({.folder = folder_.string(), .reserved = {}}, gate);
+  const auto all = gate.AdmitNow({.bytes = gate.LimitOf(AdmissionGate::Share::kCompute)});
+  gate.Queue({.bytes = 1 << 18}, [](const AdmissionGate::Result&) {});
+  ASSERT_EQ(gate.waiting().depth, 1);
+  Write("a");
+  EXPECT_EQ(repository.Load("a").status().code(), absl::StatusCode::kResourceExhausted);
+  const absl::Status missing = repository.Load("missing").status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound) << missing;
+  clock_.Advance(kDelay);
+  gate.Serve();
+}
+
+// Files that are not opened cost nothing.
+TEST_F(ModelRepositoryTest, ShardsBesideTheWholeFileAreNotCharged) {
+  Write("a");
+  const std::string shard = FileWithIndexOf(1000);
+  std::ofstream(folder_ / "a" / "model-00001-of-00001.safetensors") << shard;
+  std::ofstream(folder_ / "a" / "model.safetensors.index.json")
+      << R"({"weight_map": {"0": "model-00001-of-00001.safetensors"}})";
+  EXPECT_TRUE(repository_.Load("a").ok());
+  std::filesystem::remove(folder_ / "a" / "model.safetensors");
+  EXPECT_THAT(std::string(repository_.Load("a").status().message()),
+              HasSubstr("the memory for reading its files needs"));
+}
+
+// The index may name a shard without the usual ending.
+TEST_F(ModelRepositoryTest, ShardsOfAnyNameAreCharged) {
+  Write("a");
+  std::filesystem::remove(folder_ / "a" / "model.safetensors");
+  std::ofstream(folder_ / "a" / "weights") << FileWithIndexOf(1000);
+  std::ofstream(folder_ / "a" / "model.safetensors.index.json")
+      << R"({"weight_map": {"0": "weights"}})";
+  EXPECT_THAT(std::string(repository_.Load("a").status().message()),
+              HasSubstr("the memory for reading its files needs"));
 }
 
 TEST_F(ModelRepositoryTest, NamesDoNotLeadOutOfTheFolder) {
