@@ -409,23 +409,46 @@ def test_the_timeout_ends_a_call(step):
     assert len(server.requests) <= 1
 
 
-def test_a_timeout_tells_the_last_error():
-    error, server = outcome(CLOSE, lambda connection: read_message(connection) and connection.recv(1), timeout=0.4)
+class Clock:
+    """Stands still, or goes on by `step` when it is read."""
+
+    now, step = 0.0, 0.0
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of deadlines."""
+    clock = Clock()
+    monkeypatch.setattr(_http, "time", clock)
+    return clock
+
+
+def test_a_timeout_tells_the_last_error(clock):
+    def pass_timeout(connection):
+        clock.now += 31
+        connection.sendall(b"H")
+
+    error, server = outcome(CLOSE, pass_timeout)
     assert isinstance(error, TimeoutError) and len(server.requests) == 2
-    assert str(error).startswith(f"the timeout of 0.4 s passed; the last error was: {server.url}: ")
+    assert str(error).startswith(f"the timeout of 30 s passed; the last error was: {server.url}: ")
 
 
-def test_a_short_timeout_without_a_server_tells_that_there_is_none():
+@pytest.mark.parametrize("reads", range(2, 12))  # of the clock; the second one is before the first attempt
+def test_a_timeout_without_a_server_tells_that_there_is_none(clock, reads):
     """However the attempts and the end of the timeout fall together."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = "http://127.0.0.1:%d" % listener.getsockname()[1]
+    clock.step = 30
     with rapt.Client(url, retries=rapt.Retry(attempts=10**9, initial_backoff=0, max_backoff=0)) as client:
-        for timeout in (0.02, 0.05, 0.1):
-            with pytest.raises((ConnectionError, TimeoutError), match=f"{url}.*Connection refused"):
-                client.info(timeout=timeout)
+        with pytest.raises((ConnectionError, TimeoutError), match=f"{url}.*Connection refused"):
+            client.info(timeout=reads * clock.step)
 
 
-def test_a_timeout_tells_why_another_address_failed(monkeypatch):
+def test_a_timeout_tells_why_another_address_failed(clock, monkeypatch):
     """A name with two addresses: nothing listens at the first, the second does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         refuses = closed.getsockname()
