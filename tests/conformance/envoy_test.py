@@ -16,7 +16,8 @@ import urllib.request
 import pytest
 import yaml
 from dns_server import DnsServer
-from loads import GrpcioLoad, wait_until
+from loads import GrpcioLoad
+from rapt_server import wait_until
 from several_servers import SeveralServers, calls_of
 
 CONFIG = pathlib.Path(__file__).parents[2] / "deploy" / "envoy" / "envoy.yaml"

@@ -21,7 +21,7 @@ import tritonclient.utils.shared_memory as shm
 import yaml
 from attention_client import DATATYPES, assert_close
 from onnx_test import CASES, INPUTS, OUTPUTS, by_name
-from rapt_server import RaptServer
+from rapt_server import RaptServer, wait_until
 from tritonclient.utils import InferenceServerException
 
 import onnx
@@ -219,7 +219,7 @@ def test_statistics_count_calls_of_both_protocols(client, grpc_client):
     for tensor, array in zip(inputs, arrays.values()):
         tensor.set_data_from_numpy(array)
     grpc_client.infer("attention", inputs)
-    assert successes() == before + 2
+    wait_until(lambda: successes() == before + 2, "the two calls are not counted")
     assert len(client.get_inference_statistics()["model_stats"]) > 1
 
 
@@ -232,9 +232,8 @@ def test_a_failure_is_that_of_the_model_in_the_path(server, client):
     for model in ("transformer", "positional_encoding"):
         status, _ = ask(server, f"/v2/models/{model}/infer", ["no", "object"])
         assert status == (404 if model == "transformer" else 400)
-    while (after := failures()) == before:  # a call is counted once its response was sent
-        pass
-    assert after == before | {"positional_encoding": before["positional_encoding"] + 1}
+    wait_until(lambda: failures() != before, "the failure is not counted")  # once its response was sent
+    assert failures() == before | {"positional_encoding": before["positional_encoding"] + 1}
 
 
 def test_repository(client):

@@ -12,22 +12,15 @@ import threading
 import time
 
 import grpc
+from rapt_server import GIVE_UP_SECONDS
 from tritonclient.grpc import service_pb2
 
 CALLERS = 4
-GIVE_UP_SECONDS = 60
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 TOOLS = os.environ["RAPT_TOOLS"]
 
 # `slowest` is in seconds, of the calls since the last report.
 Report = collections.namedtuple("Report", "ok lost slowest")
-
-
-def wait_until(condition, what):
-    deadline = time.monotonic() + GIVE_UP_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def self_attention():

@@ -12,7 +12,8 @@ import signal
 
 import pytest
 from dns_server import DnsServer
-from loads import TOOLS, GrpcioLoad, ProgramLoad, wait_until
+from loads import TOOLS, GrpcioLoad, ProgramLoad
+from rapt_server import wait_until
 from several_servers import SeveralServers, calls_of
 
 CALLS = int(os.environ.get("RAPT_LOSSES_CALLS", 900))

@@ -9,6 +9,16 @@ import time
 import urllib.request
 
 STOP_SECONDS = 60  # longer than any grace period a test configures
+GIVE_UP_SECONDS = 60
+
+
+def wait_until(condition, what):
+    """Returns what `condition` returns, once that is true."""
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while not (result := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return result
 
 
 class RaptServer:
@@ -70,10 +80,7 @@ class RaptServer:
 
     def await_no_caches(self):
         """Returns when the last cache has ended, for instance with its lease."""
-        deadline = time.monotonic() + 60
-        while self.live_caches() > 0 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert self.live_caches() == 0
+        wait_until(lambda: self.live_caches() == 0, "a cache does not end")
 
     def read_log(self):
         with open(f"/proc/self/fd/{self._log.fileno()}") as log:  # the server writes at the place of the first

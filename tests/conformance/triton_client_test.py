@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from attention_client import assert_close, attend, to_input
-from rapt_server import RaptServer
+from rapt_server import RaptServer, wait_until
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -370,14 +370,16 @@ def test_statistics_count_successes_and_failures(client):
     for _ in range(3):
         attend(client, qkv(), ["Y"])
     refusal(grpc.StatusCode.INVALID_ARGUMENT, attend, client, {**qkv(), "K": WIDE}, ["Y"])
+
+    def calls(model):
+        return model.inference_count + model.inference_stats.fail.count
+
     # A call is counted once its response has been sent, possibly after the client has read it.
-    while (after := statistics()).inference_count + after.inference_stats.fail.count < (
-        before.inference_count + before.inference_stats.fail.count + 4
-    ):
-        pass
+    wait_until(lambda: calls(statistics()) == calls(before) + 4, "the four calls are not counted")
+    after = statistics()
     assert after.inference_count - before.inference_count == 3
     assert after.execution_count == after.inference_count
-    assert after.last_inference >= before.last_inference > 1_700_000_000_000
+    assert after.last_inference >= max(before.last_inference, 1_700_000_000_000)
     now, then = after.inference_stats, before.inference_stats
     for part in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
         assert getattr(now, part).count == after.inference_count, part
@@ -411,9 +413,8 @@ def test_an_unknown_model_is_no_failure_of_another(client):
     refusal(grpc.StatusCode.NOT_FOUND, client.infer, "transformer", inputs)
     refusal(grpc.StatusCode.NOT_FOUND, client.infer, "attention", inputs, model_version="7")
     refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "rotary_embedding", inputs)
-    while sum(after := failures()) == sum(before):  # the others were counted before it
-        pass
-    assert [now - then for now, then in zip(after, before)] == [int(name == "rotary_embedding") for name in MODELS]
+    wait_until(lambda: failures() != before, "no failure is counted")  # the others were counted before it
+    assert [now - then for now, then in zip(failures(), before)] == [int(name == "rotary_embedding") for name in MODELS]
 
 
 def test_a_call_that_is_refused_unread_is_no_failure_of_a_model():
@@ -426,9 +427,7 @@ def test_a_call_that_is_refused_unread_is_no_failure_of_a_model():
             stats = client.get_inference_statistics().model_stats
             return {model.name for model in stats if model.inference_stats.fail.count > 0}
 
-        while not (failed := failures()):  # the other was counted before
-            pass
-        assert failed == {"lsh_attention"}
+        assert wait_until(failures, "no failure is counted") == {"lsh_attention"}  # the other was counted before
 
 
 def test_a_wrong_request_of_a_stream_is_a_failure_of_its_model(client, stream):
@@ -437,8 +436,8 @@ def test_a_wrong_request_of_a_stream_is_a_failure_of_its_model(client, stream):
 
     before = failures()
     stream(({**qkv(), "K": WIDE}, {}), (qkv(), {}))
-    while failures() == before:  # it is counted once its response was sent, maybe after it was read
-        pass
+    # It is counted once its response was sent, maybe after it was read.
+    wait_until(lambda: failures() != before, "the failure is not counted")
     assert failures() == before + 1
 
 
@@ -451,6 +450,11 @@ def test_statistics_count_each_model(client):
     x = np.ones((2, 3, 4), np.float32)
     client.infer("positional_encoding", [to_input("X", x)])
     refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "rotary_embedding", [to_input("X", x)])
+
+    def total(counts):
+        return sum(map(sum, counts.values()))
+
+    wait_until(lambda: total(counts()) == total(before) + 2, "the two calls are not counted")
     after = counts()
     success, fail = ({name: after[name][n] - before[name][n] for name in MODELS} for n in (0, 1))
     assert success == dict.fromkeys(MODELS, 0) | {"positional_encoding": 1}
