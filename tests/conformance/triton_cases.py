@@ -139,6 +139,7 @@ DIFFERENT = {
     "an input without a type": (without("datatype"), 500, 400),
     "too few numbers": (body({"data": [1]}), 500, 400),
     "text for a number": (body({"data": ["1", 0, 0, 1]}), 500, 400),
+    "no elements": (body(inputs=[{**x, "shape": [1, 1, 0, 2], "data": []} for x in body()["inputs"]]), 500, 200),
     "a fraction in a shape": (body({"shape": [1, 1, 2.0, 2]}), 500, 400),
     "binary_data as a number": (y(**parameters(binary_data=1)), 500, 400),
 }
@@ -172,6 +173,12 @@ def test_alike(servers, message, status):
 def test_different(servers, message, triton, rapt):
     answers = [infer(server, message) for server in servers]
     assert [code for code, _ in answers] == [triton, rapt], answers
+
+
+def test_outputs_if_none_is_named(servers):
+    answers = [json.loads(infer(server, body(outputs=[]))[1]) for server in servers]
+    names = [sorted(output["name"] for output in answer["outputs"]) for answer in answers]
+    assert names == [["Y", "lse"], ["Y"]]
 
 
 def test_named_outputs_follow_the_requests_default(servers):
@@ -209,6 +216,12 @@ BODIES = {
 def test_bodies(servers, data, headers, triton, rapt):
     answers = [send(server, "POST", INFER, data, headers) for server in servers]
     assert [code for code, _ in answers] == [triton, rapt], answers
+
+
+def test_bodies_of_health(servers):
+    for probe in ("ready", "live"):
+        texts = [send(server, "GET", f"/v2/health/{probe}")[1] for server in servers]
+        assert texts[0] == b"" and json.loads(texts[1]) == {probe: True}
 
 
 PATHS = {
@@ -266,6 +279,10 @@ def typed(request):
         tensor.contents.fp32_contents.extend(X.ravel().tolist())
 
 
+def in_version(version):
+    return lambda request: setattr(request, "model_version", version)
+
+
 def setting(name, of=lambda request: request, **value):
     """Sets a parameter, by default of the request."""
     return lambda request: of(request).parameters[name].CopyFrom(service_pb2.InferParameter(**value))
@@ -301,6 +318,8 @@ CALLS = {
         "INVALID_ARGUMENT",
     ),
     "no model": (lambda r: r.ClearField("model_name"), "NOT_FOUND", "NOT_FOUND"),
+    "a version that is no number": (in_version("x"), "INVALID_ARGUMENT", "NOT_FOUND"),
+    "a timeout below 0": (setting("timeout", int64_param=-1), "OK", "INVALID_ARGUMENT"),
 }
 
 
