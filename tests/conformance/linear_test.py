@@ -72,9 +72,11 @@ def test_onnx_case(backend_client, case):
 
 
 class Call:
-    """Random tensors of a rule, with keys of norm 1 at most."""
+    """Random tensors of a rule, with keys of norm 1 at most. `grows`: with decays above 0 and betas up to 2."""
 
-    def __init__(self, rule, tokens, *, heads=(4, 2), key_size=24, value_size=40, per_key=False, past=False, seed=1):
+    def __init__(
+        self, rule, tokens, *, heads=(4, 2), key_size=24, value_size=40, per_key=False, past=False, grows=False, seed=1
+    ):
         random = np.random.default_rng(seed)
         query_heads, kv_heads = heads
         batch = 2
@@ -89,9 +91,10 @@ class Call:
             self.arrays["past_state"] = random.standard_normal((batch, kv_heads, key_size, value_size))
         if rule.startswith("gated"):
             width = kv_heads * (key_size if per_key else 1)
-            self.arrays["decay"] = -np.exp(random.uniform(-6, 0.5, (batch, tokens, width)))
+            decay = -np.exp(random.uniform(-6, 0.5, (batch, tokens, width)))
+            self.arrays["decay"] = random.uniform(-0.02, 0.03, decay.shape) if grows else decay
         if rule.endswith("delta"):
-            self.arrays["beta"] = random.random((batch, tokens, kv_heads))
+            self.arrays["beta"] = random.random((batch, tokens, kv_heads)) * (2 if grows else 1)
         self.arrays = {name: array.astype(np.float32) for name, array in self.arrays.items()}
         self.parameters = {"q_num_heads": query_heads, "kv_num_heads": kv_heads, "update_rule": rule}
 
@@ -115,6 +118,14 @@ class Call:
 @pytest.mark.parametrize("tokens", (1, 7, 64, 200))
 def test_equals_onnxruntime(backend_client, tokens, rule, per_key, past):
     call = Call(rule, tokens, per_key=per_key, past=past)
+    for got, want in zip(call.answer(backend_client), call.onnxruntime()):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("per_key", (False, True), ids=("head", "key"))
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_states_that_grow_equal_onnxruntime(backend_client, rule, per_key):
+    call = Call(rule, 200, per_key=per_key, past=True, grows=True)
     for got, want in zip(call.answer(backend_client), call.onnxruntime()):
         assert_close(got, want)
 

@@ -61,7 +61,8 @@ struct Options {
   FeatureMap map = FeatureMap::kNone;
   bool normalize = false;
   bool decay_per_key = false;
-  double least_decay = -0.5;
+  double least_decay = -0.5, most_decay = 0;
+  double most_beta = 1;
   bool past = false;
   bool one_beta = false;
   bool is_causal = true;
@@ -94,10 +95,12 @@ void Fill(Case& c, const Options& o, Rng& rng) {
   Add(c, Role::kV, o.dtype, {c.batch, c.tokens, c.kv_heads * c.value_size}, rng, -1, 1);
   if (HasDecay(o.rule)) {
     const int64_t size = o.decay_per_key ? c.key_size : 1;
-    Add(c, linear::kDecay, o.dtype, {c.batch, c.tokens, c.kv_heads * size}, rng, o.least_decay, 0);
+    Add(c, linear::kDecay, o.dtype, {c.batch, c.tokens, c.kv_heads * size}, rng, o.least_decay,
+        o.most_decay);
   }
   if (HasBeta(o.rule)) {
-    Add(c, linear::kBeta, o.dtype, {c.batch, c.tokens, o.one_beta ? 1 : c.kv_heads}, rng, 0, 1);
+    Add(c, linear::kBeta, o.dtype, {c.batch, c.tokens, o.one_beta ? 1 : c.kv_heads}, rng, 0,
+        o.most_beta);
   }
   if (o.map == FeatureMap::kFavor) {
     Add(c, linear::kProjection, DType::kFloat32, {c.features, c.key_size}, rng, -2, 2);
@@ -300,6 +303,8 @@ Options RandomOptions(Rng& rng) {
   o.normalize = o.map == FeatureMap::kElu1;
   o.decay_per_key = flip();
   o.least_decay = -std::exp(Uniform(rng, -5, 3));
+  o.most_decay = flip() ? 0.05 : 0;  // the state may grow e^7.5 times in 150 tokens
+  o.most_beta = flip() ? 2 : 1;
   o.past = flip();
   o.one_beta = flip();
   o.is_causal = o.rule != LinearRule::kLinear || flip();
