@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
 // A tensor whose values count from `first` on.
@@ -41,7 +43,8 @@ class LayerFilesTest : public ::testing::Test {
     return *std::move(layer);
   }
 
-  std::string MessageFor(const std::vector<TensorToSave>& tensors, const std::string& config) {
+  [[nodiscard]] std::string MessageFor(const std::vector<TensorToSave>& tensors,
+                                       const std::string& config) {
     const auto layer = TryRead(tensors, config);
     EXPECT_EQ(layer.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(layer.status().message());
@@ -192,6 +195,17 @@ TEST_F(LayerFilesTest, ReadsT5WithItsScale) {
   EXPECT_EQ(layer.config.scale, 1);
   EXPECT_EQ(layer.config.max_distance, 20);
   EXPECT_TRUE(layer.weights.relative_attention_bias.has_value());
+}
+
+// Without d_kv, as of models whose heads have together another size than the tokens.
+TEST_F(LayerFilesTest, TheRowsTellTheHeadsOfT5) {
+  const LayerFiles layer = Read(
+      {Counting("q.weight", {12, 8}), Counting("k.weight", {12, 8}), Counting("v.weight", {12, 8}),
+       Counting("o.weight", {8, 12}), Counting("relative_attention_bias.weight", {32, 4})},
+      R"({"model_type": "t5", "d_model": 8, "num_heads": 4, "rapt": {"is_causal": false}})");
+  EXPECT_EQ(layer.config.head_size, 3);
+  EXPECT_EQ(layer.config.kv_heads, 4);
+  EXPECT_TRUE(LayerBytes(layer.config, layer.weights).ok());
 }
 
 TEST_F(LayerFilesTest, ReadsTheFormsOfTutorials) {
@@ -348,11 +362,17 @@ TEST_F(LayerFilesTest, RejectsModelsThatOnlyLookLikeANaming) {
 
 // Where a configuration without a model_type shows it.
 TEST_F(LayerFilesTest, RejectsSettingsThatOtherModelsHave) {
-  for (const char* setting :
-       {R"("rotary_dim": 4)", R"("rope_pct": 0.5)", R"("rotary_pct": 0.5)",
-        R"("attention_window_size": 2048)", R"("attention_window": [512])",
-        R"("attention_chunk_size": 8192)", R"("rope_scaling": {"partial_rotary_factors": 1})"}) {
-    MessageFor(Llama(""), ConfigOf(absl::StrCat(R"("rope_theta": 10000, )", setting), ""));
+  for (const auto& [name, value] :
+       std::map<std::string, std::string>{{"rotary_dim", "4"},
+                                          {"rope_pct", "0.5"},
+                                          {"rotary_pct", "0.5"},
+                                          {"attention_window_size", "2048"},
+                                          {"attention_window", "[512]"},
+                                          {"attention_chunk_size", "8192"},
+                                          {"rope_scaling", R"({"partial_rotary_factors": 1})"}}) {
+    const std::string settings = absl::StrCat(R"("rope_theta": 10000, ")", name, "\": ", value);
+    EXPECT_THAT(MessageFor(Llama(""), ConfigOf(settings, "")),
+                StartsWith(absl::StrCat("config.json: ", name)));
   }
 }
 

@@ -5,18 +5,22 @@
 
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "attention/layer/files/model_types.h"
 
 namespace rapt::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
-std::string MessageFor(absl::string_view json) {
+[[nodiscard]] std::string MessageFor(absl::string_view json) {
   const auto settings = ParseLayerSettings(json);
   EXPECT_EQ(settings.status().code(), absl::StatusCode::kInvalidArgument) << json;
   return std::string(settings.status().message());
@@ -99,12 +103,14 @@ TEST(LayerSettingsTest, RejectsListsOfRotaryEmbeddingThatAreNotWritten) {
 TEST(LayerSettingsTest, RejectsAttentionThatALayerDoesNotCompute) {
   EXPECT_THAT(MessageFor(R"({"position_embedding_type": "relative_key"})"),
               HasSubstr(R"(position_embedding_type is "relative_key"; it must be "absolute")"));
-  MessageFor(R"({"attn_logit_softcapping": 50.0})");
-  MessageFor(R"({"query_pre_attn_scalar": 256})");
-  MessageFor(R"({"scale_attn_weights": false})");
-  MessageFor(R"({"key_multiplier": 0.5})");
+  for (const char* setting : {"attn_logit_softcapping is 50.0", "query_pre_attn_scalar is 256",
+                              "scale_attn_weights is false", "key_multiplier is 0.5",
+                              "scale_attn_by_inverse_layer_idx is true"}) {
+    const std::vector<std::string> parts = absl::StrSplit(setting, " is ");
+    EXPECT_THAT(MessageFor(absl::StrCat("{\"", parts[0], "\": ", parts[1], "}")),
+                StartsWith(setting));
+  }
   EXPECT_TRUE(ParseLayerSettings(R"({"key_multiplier": 1.0})").ok());
-  MessageFor(R"({"scale_attn_by_inverse_layer_idx": true})");
   EXPECT_THAT(MessageFor(R"({"clip_qkv": 8.0})"), HasSubstr("clip_qkv is 8.0; it must be null"));
   EXPECT_THAT(MessageFor(R"({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}})"),
               HasSubstr("rope_parameters.full_attention is an object; a layer has one rope_theta"));
@@ -361,13 +367,20 @@ TEST(LayerSettingsTest, RejectsUnknownNamesAndWrongValues) {
   EXPECT_THAT(MessageFor(R"({"rope_theta": [1]})"), HasSubstr("it must be a number"));
   EXPECT_THAT(MessageFor(R"({"rapt": {"prefix": 1}})"), HasSubstr("it must be a string"));
   EXPECT_THAT(MessageFor(R"({"partial_rotary_factor": 1e300})"), HasSubstr("in (0, 1]"));
-  for (const char* json : {"", "[]", "{", "3", R"({"rapt": 3})", R"({"rope_parameters": 3})"}) {
-    MessageFor(json);
+  for (const auto& [json, message] : std::map<std::string, std::string>{
+           {"", "the JSON is invalid: "},
+           {"[]", "the file is not a JSON object"},
+           {"{", "the JSON is invalid: line 1, column 2"},
+           {"3", "the file is not a JSON object"},
+           {R"({"rapt": 3})", "rapt is 3; it must be an object"},
+           {R"({"rope_parameters": 3})", "rope_parameters is 3; it must be an object"},
+           {std::string(kMaxConfigBytes / 2, '['), "more than 64 deep"},
+           {absl::StrCat("{}", std::string(kMaxConfigBytes, ' ')),
+            absl::StrCat("at most ", kMaxConfigBytes)}}) {
+    EXPECT_THAT(MessageFor(json), HasSubstr(message));
   }
-  MessageFor(std::string(kMaxConfigBytes / 2, '['));
   EXPECT_THAT(MessageFor(R"({"hidden_size": {"a": 1}})"), HasSubstr("hidden_size is an object;"));
   EXPECT_THAT(MessageFor(R"({"hidden_size": [1]})"), HasSubstr("hidden_size is an array;"));
-  MessageFor(absl::StrCat("{}", std::string(kMaxConfigBytes, ' ')));
 }
 
 // The settings that a model leaves to its class, with the names that every file has.
@@ -450,12 +463,19 @@ TEST(LayerSettingsTest, ANamingTakesAnUnknownModel) {
 }
 
 TEST(LayerSettingsTest, WithoutAModelEverySettingIsKnown) {
-  for (const char* more : {R"("rotary_dim": 16)", R"("rope_pct": 0.25)", R"("rotary_pct": 0.25)",
-                           R"("attention_window": [512])", R"("attention_window_size": 2048)",
-                           R"("use_qk_norm": true)", R"("window_of_mine": 3)",
-                           R"("rope_scaling": {"rope_type": "default", "mine": 3})",
-                           R"("position_embedding_type": "rope")"}) {
-    MessageFor(absl::StrCat(R"({"num_attention_heads": 2, )", more, "}"));
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"rotary_dim", "16"},
+           {"rope_pct", "0.25"},
+           {"rotary_pct", "0.25"},
+           {"attention_window", "[512]"},
+           {"attention_window_size", "2048"},
+           {"use_qk_norm", "true"},
+           {"window_of_mine", "3"},
+           {"rope_scaling", R"({"rope_type": "default", "mine": 3})"},
+           {"position_embedding_type", "\"rope\""}}) {
+    EXPECT_THAT(
+        MessageFor(absl::StrCat(R"({"num_attention_heads": 2, ")", name, "\": ", value, "}")),
+        StartsWith(name));
   }
   const auto settings = ParseLayerSettings(
       R"({"num_attention_heads": 2, "hidden_act": "gelu", "vocab_size": 9, "torch_dtype": "x"})");
