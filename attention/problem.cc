@@ -49,7 +49,7 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
     return absl::InvalidArgumentError(
         absl::StrCat(names[Role::kQ], " has ", p.query_heads, " heads, ", names[Role::kK], " and ",
                      names[Role::kV], " have ", p.kv_heads,
-                     "; the number of query heads must be a multiple of the other"));
+                     "; the number of query heads must be a multiple of ", p.kv_heads));
   }
   return absl::OkStatus();
 }

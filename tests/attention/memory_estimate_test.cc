@@ -305,7 +305,8 @@ TEST(MemoryEstimateTest, RejectsInvalidProblemsAndOverflows) {
   } cases[] = {
       {[](Problem& p, PlanOptions&) { p.batch = -1; }, "batch is -1"},
       {[](Problem& p, PlanOptions&) { p.head_size = 0; }, "head size of Q and K is 0"},
-      {[](Problem& p, PlanOptions&) { p.kv_heads = 3; }, "must be a multiple"},
+      {[](Problem& p, PlanOptions&) { p.kv_heads = 3; },
+       "K and V have 3; the number of query heads must be a multiple of 3"},
       {[](Problem& p, PlanOptions&) { p.query_length = p.key_length = kLongest; },
        "overflows 64 bits"},
       {[](Problem& p, PlanOptions&) { p.key_length = kLongest + 1; }, "to 2^40"},
