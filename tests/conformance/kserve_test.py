@@ -1,5 +1,5 @@
 """KServe's own Python client, REST and gRPC, against a running server. It has an environment of its own, because its
-messages and those of tritonclient have the same names, of which a process can have one."""
+messages and those of tritonclient have the same names: a process can load only one of the two."""
 
 import asyncio
 

@@ -20,7 +20,7 @@ Scores = Literal["scores", "softcapped", "biased", "weights"]
 class Options(TypedDict, total=False):
     """The options of attention, attend and attend_backward; docs/variants.md explains those of variants. Letters: B
     batch, Hq query heads, Hkv key and value heads, Sq queries, Sk keys, P past keys, T = P + Sk, D and Dv the head sizes
-    of keys and values. A table is float32 or has q's type. None is as good as absent."""
+    of keys and values. A table is float32 or has q's type. None means absent."""
 
     mask: Annotated[
         Array | None,
