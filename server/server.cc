@@ -218,7 +218,7 @@ std::vector<std::string> ItemsOf(const std::string& list) {
   return absl::StrSplit(list, ',', absl::SkipEmpty());
 }
 
-// Names of --http_address. With TLS any is right that the certificate has, which clients check.
+// Names of --http_address. With TLS, clients check the name against the certificate.
 std::optional<http::HostNames> HostNamesOf(const Options& options) {
   if (!options.security.tls_cert.empty()) return std::nullopt;
   std::vector<std::string> names = ItemsOf(options.http.hosts);
@@ -344,7 +344,7 @@ std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Cloc
 
 std::unique_ptr<ModelRepository> RepositoryOf(const Options& options, AdmissionGate& gate) {
   if (options.model_repository.empty()) return nullptr;
-  std::vector<std::string> reserved = {kOtherLayers};
+  std::vector<std::string> reserved = {kOtherModels};
   for (size_t i = 0; i < kBuiltInModels; ++i) {
     reserved.emplace_back(NameOf(static_cast<Model>(i)));
   }

@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "server/calls/per_model.h"
 #include "server/calls/traceparent.h"
 #include "server/rejection.h"
 
@@ -42,7 +43,9 @@ Call::Call(const CallEnvironment& environment, const CallObserver& observe, Meth
     : environment_(environment),
       observe_(observe),
       traits_(traits),
-      arrived_(environment.clock.Now()) {}
+      arrived_(environment.clock.Now()) {
+  report_.model = OtherModels();
+}
 
 Call::~Call() {
   ReleaseMessageMemory();
@@ -83,6 +86,7 @@ void Call::MarkIdle() {
   arrived_ = Now();
   std::string traceparent = std::move(report_.traceparent);
   report_ = {};
+  report_.model = OtherModels();
   report_.traceparent = std::move(traceparent);
 }
 
@@ -226,6 +230,7 @@ void Call::Report(absl::Status status) {
   if (!traits_.carries_tensors) {
     std::string traceparent = std::move(report_.traceparent);
     report_ = {};
+    report_.model = OtherModels();
     report_.traceparent = std::move(traceparent);
   }
   report_.status = std::move(status);

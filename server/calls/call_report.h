@@ -28,7 +28,7 @@ struct CallReport {
   int64_t sent_bytes = 0;
   std::string traceparent;  // W3C Trace Context, as sent by the caller
 
-  ModelId model;
+  ModelId model;  // OtherModels() until it is known
   // The problem; valid during the call of the observer.
   const Problem* problem = nullptr;
   Routing routing;

@@ -18,12 +18,15 @@ namespace rapt {
 
 // Under which calls of further layers, and of models that do not exist, are counted; no layer may
 // have this name.
-inline constexpr char kOtherLayers[] = "others";
+inline constexpr char kOtherModels[] = "others";
 
-inline ModelId OtherModels() { return ModelId(std::make_shared<const std::string>(kOtherLayers)); }
+inline const ModelId& OtherModels() {
+  static const auto* const others = new ModelId(std::make_shared<const std::string>(kOtherModels));
+  return *others;
+}
 
 // A T for each model that calls are counted for. A layer keeps its T when it is unloaded, so that
-// counts never go back; from kMaxLayers names on, layers share one, kOtherLayers. Thread-safe; T
+// counts never go back; from kMaxLayers names on, layers share one, kOtherModels. Thread-safe; T
 // is.
 template <typename T>
 class PerModel {
@@ -35,8 +38,8 @@ class PerModel {
     if (model.kind != Model::kLayer) return built_in_[static_cast<size_t>(model.kind)];
     MutexLock lock(mutex_);
     if (const auto known = layers_.find(model.name()); known != layers_.end()) return known->second;
-    const size_t layers = layers_.size() - layers_.count(kOtherLayers);
-    return layers_[std::string(layers < kMaxLayers ? model.name() : kOtherLayers)];
+    const size_t layers = layers_.size() - layers_.count(kOtherModels);
+    return layers_[std::string(layers < kMaxLayers ? model.name() : kOtherModels)];
   }
 
   // Visits every built-in model, and the layers by name.

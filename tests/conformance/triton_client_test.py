@@ -418,16 +418,21 @@ def test_an_unknown_model_is_no_failure_of_another(client):
 
 
 def test_a_call_that_is_refused_unread_is_no_failure_of_a_model():
-    with RaptServer("--max_message_bytes=1000") as server, triton.InferenceServerClient(server.grpc_address) as client:
+    flags = ("--max_message_bytes=1000", "--kv_cache_bytes=16M")
+    with RaptServer(*flags) as server, triton.InferenceServerClient(server.grpc_address) as client:
         large = [to_input(name, np.zeros((1, 1, 30, 4), np.float32)) for name in "QKV"]
         refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, client.infer, "rotary_embedding", large)
         refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "lsh_attention", [to_input("QK", X), to_input("K", X)])
+        step = [to_input(name, X) for name in "QKV"]
+        refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "attention_session", step, sequence_id=7)
 
         def failures():
             stats = client.get_inference_statistics().model_stats
             return {model.name for model in stats if model.inference_stats.fail.count > 0}
 
-        assert wait_until(failures, "no failure is counted") == {"lsh_attention"}  # the other was counted before
+        # The others were counted before.
+        wait_until(lambda: "attention_session" in failures(), "the turn of the sequence is not counted")
+        assert failures() == {"lsh_attention", "attention_session"}
 
 
 def test_a_wrong_request_of_a_stream_is_a_failure_of_its_model(client, stream):

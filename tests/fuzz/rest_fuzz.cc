@@ -98,10 +98,10 @@ void Infer(const std::string& body, int64_t json_bytes) {
   const MessageBytes message = {{{&slice, body.empty() ? 0U : 1U}, 0}, slice.end};
   auto fields = oip::ReadJsonInfer(message, json_bytes, kMaxJsonBytes, TheServer().pool);
   if (!fields.ok()) return CheckRefusal(fields.status());
-  (*fields)->message.set_model_name("attention");
   const oip::BinaryOutputs binary = (*fields)->binary;
-  auto decoded = oip::DecodeInfer(*std::move(fields), TheServer().clock.Now(),
-                                  TheServer().shared_memory, nullptr, {});
+  const auto model = oip::FindModel("attention", "", {});
+  auto decoded = oip::DecodeInfer(*std::move(fields), **model, TheServer().clock.Now(),
+                                  TheServer().shared_memory, {});
   if (!decoded.ok()) return CheckRefusal(decoded.status());
   std::promise<Result> promise;
   TheServer().engine.Submit(std::move(decoded->request),

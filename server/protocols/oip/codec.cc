@@ -17,7 +17,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/inference/grpc_service.pb.h"
-#include "server/calls/per_model.h"
 #include "server/protocols/bounds.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/parameters.h"
@@ -575,26 +574,18 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
   return now + timeout;
 }
 
-absl::Status OfNoModel(absl::Status status, ModelId* reported) {
-  if (reported != nullptr) *reported = OtherModels();
-  return status;
-}
-
-absl::Status Decode(std::shared_ptr<const InferFields> fields, Instant now,
-                    const SharedMemory& shared_memory, ModelId* reported,
-                    const Residence& residence, DecodedInfer& decoded) {
+absl::Status Decode(std::shared_ptr<const InferFields> fields, const ModelInfo& info, Instant now,
+                    const SharedMemory& shared_memory, const Residence& residence,
+                    DecodedInfer& decoded) {
   const ModelInferRequest& message = fields->message;
-  const auto info = FindModel(message.model_name(), message.model_version(), residence);
-  if (!info.ok()) return OfNoModel(info.status(), reported);
-  const ModelId& model = (*info)->model;
-  if (reported != nullptr) *reported = model;
+  const ModelId& model = info.model;
   Calls calls;
   const absl::StatusOr<Parameters> parameters =
       ReadParameters(message.parameters(), model.kind, calls);
   if (!parameters.ok()) return parameters.status();
-  absl::StatusOr<OutputRequests> requested = ReadOutputs(message, **info);
+  absl::StatusOr<OutputRequests> requested = ReadOutputs(message, info);
   if (!requested.ok()) return requested.status();
-  if (requested->empty()) *requested = UsualOutputs(**info, calls.attention);
+  if (requested->empty()) *requested = UsualOutputs(info, calls.attention);
   RequestOutputs(model.kind, *parameters, *requested, calls);
 
   decoded.model = decoded.request.model = model;
@@ -602,17 +593,16 @@ absl::Status Decode(std::shared_ptr<const InferFields> fields, Instant now,
     decoded.outputs.push_back({output.name, output.role, {}, output.shared});
   }
   SharedTensors shared_tensors(shared_memory);
-  absl::Status status =
-      ReadInputs(*fields, **info, shared_tensors, calls.attention, decoded.request);
+  absl::Status status = ReadInputs(*fields, info, shared_tensors, calls.attention, decoded.request);
   decoded.request.owner = fields;  // the request reads small typed contents in it
   const bool is_session =
       model == Model::kAttentionSession || (model == Model::kLayer && calls.session.given());
   if (status.ok() && is_session) {
-    status = ReadSession(message, **info, residence, calls, decoded);
+    status = ReadSession(message, info, residence, calls, decoded);
     decoded.fields = std::move(fields);
     decoded.shared_tensors = std::make_unique<SharedTensors>(std::move(shared_tensors));
   } else if (status.ok()) {
-    status = ResolveCall(**info, calls, decoded.request);
+    status = ResolveCall(info, calls, decoded.request);
     if (status.ok()) status = PlaceOutputs(*fields, shared_tensors, decoded);
     std::move(shared_tensors).TransferTo(decoded.request);
   }
@@ -632,18 +622,22 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const Residence& residence, std::string* id) {
   const auto fields = std::make_shared<Fields>();
   absl::Status status = ReadFields(bytes, *fields);
-  if (!status.ok()) return OfNoModel(std::move(status), reported);
-  if (id != nullptr) *id = fields->message.id();
-  return DecodeInfer(fields, now, shared_memory, reported, residence);
+  if (!status.ok()) return status;
+  const ModelInferRequest& message = fields->message;
+  if (id != nullptr) *id = message.id();
+  const auto model = FindModel(message.model_name(), message.model_version(), residence);
+  if (!model.ok()) return model.status();
+  if (reported != nullptr) *reported = (*model)->model;
+  return DecodeInfer(fields, **model, now, shared_memory, residence);
 }
 
-absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
-                                         const SharedMemory& shared_memory, ModelId* reported,
+absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields,
+                                         const ModelInfo& model, Instant now,
+                                         const SharedMemory& shared_memory,
                                          const Residence& residence) {
   // In its place, because it is large.
   absl::StatusOr<DecodedInfer> decoded(absl::in_place);
-  absl::Status status =
-      Decode(std::move(fields), now, shared_memory, reported, residence, *decoded);
+  absl::Status status = Decode(std::move(fields), model, now, shared_memory, residence, *decoded);
   if (!status.ok()) decoded = std::move(status);
   return decoded;
 }

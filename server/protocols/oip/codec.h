@@ -50,17 +50,17 @@ const wire::MessageSchema& InferSchema();
 // field, the value received and the values allowed; NotFound for an unknown model or region;
 // Unimplemented for shared memory if it is disabled; ResourceExhausted if the response would exceed
 // the largest message. Sets `reported`, for the report of a failed call, and `id`, for its
-// response, as far as they are known, unless they are null; an unknown model is one of
-// OtherModels().
+// response, as far as they are known, unless they are null.
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory,
                                          ModelId* reported = nullptr,
                                          const Residence& residence = {},
                                          std::string* id = nullptr);
 
-// The same for a message whose fields another protocol has read.
-absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
-                                         const SharedMemory& shared_memory, ModelId* reported,
+// The same for a message whose fields another protocol has read, and whose model it has found.
+absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields,
+                                         const ModelInfo& model, Instant now,
+                                         const SharedMemory& shared_memory,
                                          const Residence& residence);
 
 // Sets the request of a session to `started`, by CachedAttention::Start(), and its outputs.

@@ -111,12 +111,6 @@ class InferHandler final : public MessageHandler {
 
 std::string PathOf(const std::string& name) { return absl::StrCat("/", kServiceName, "/", name); }
 
-// The model of a call whose message was read; before that nothing says which one it is.
-ModelId ModelOf(const CallReport& report) {
-  const bool was_read = report.ended_in >= Stage::kCompute || report.problem != nullptr;
-  return was_read ? report.model : OtherModels();
-}
-
 }  // namespace
 
 Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
@@ -137,7 +131,7 @@ Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
 
 CallObserver Methods::Counted(CallObserver observe) const {
   return [statistics = statistics_, observe = std::move(observe)](const CallReport& report) {
-    (*statistics)[ModelOf(report)].Count(report);
+    (*statistics)[report.model].Count(report);
     observe(report);
   };
 }

@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/strict_json.h"
-#include "server/calls/per_model.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/oip/json_codec.h"
 #include "server/protocols/oip/model.h"
@@ -59,7 +58,7 @@ ResponseMessage MessageOf(JsonAnswer answer, std::shared_ptr<const void> memory)
 class InferHandler final : public http::BodyHandler {
  public:
   InferHandler(const JsonInference& inference, const http::Request& request, PathValues values)
-      : inference_(inference), model_(std::move(values)) {
+      : inference_(inference), path_(std::move(values)) {
     const HeaderValues lengths = request.Values(kJsonLengthHeader);
     if (!lengths.empty()) json_length_ = absl::StrJoin(lengths, ", ");
   }
@@ -84,9 +83,10 @@ class InferHandler final : public http::BodyHandler {
   }
 
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
-    const auto model = FindModel(model_.name, model_.version, inference_.methods.residence());
-    call.call().report().model = model.ok() ? (*model)->model : OtherModels();
+    auto model = FindModel(path_.name, path_.version, inference_.methods.residence());
     if (!model.ok()) return call.End(model.status());
+    model_ = *std::move(model);
+    call.call().report().model = model_->model;
     const absl::StatusOr<int64_t> json_bytes = JsonBytesOf(body.size);
     if (!json_bytes.ok()) return call.End(json_bytes.status());
     if (*json_bytes <= kQuickJsonBytes) return Decode(body, *json_bytes, call);
@@ -100,12 +100,9 @@ class InferHandler final : public http::BodyHandler {
     absl::StatusOr<std::shared_ptr<JsonInfer>> fields = Read(body, json_bytes);
     if (!fields.ok()) return http_call.End(fields.status());
     binary_ = (*fields)->binary;
-    (*fields)->message.set_model_name(model_.name);
-    (*fields)->message.set_model_version(model_.version);
     const Methods& methods = inference_.methods;
-    absl::StatusOr<DecodedInfer> decoded =
-        DecodeInfer(*std::move(fields), call.arrived(), methods.shared_memory(),
-                    &call.report().model, methods.residence());
+    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
+        *std::move(fields), *model_, call.arrived(), methods.shared_memory(), methods.residence());
     if (!decoded.ok()) return http_call.End(decoded.status());
     run_.Start(methods.sequences(), *std::move(decoded), call,
                [this, &http_call](Result result) { OnResult(std::move(result), http_call); });
@@ -146,7 +143,8 @@ class InferHandler final : public http::BodyHandler {
   }
 
   const JsonInference& inference_;
-  const ModelPath model_;
+  const ModelPath path_;
+  ModelInfoPtr model_;
   std::optional<std::string> json_length_;
   BinaryOutputs binary_;
   InferRun run_;

@@ -82,7 +82,6 @@ void StreamInferCall::OnReadDone(bool ok) {
   decoded_ = {};
   message_ = stream().TakeMessage();
   call_.report().received_bytes += message_.bytes.size;
-  call_.report().ended_in = Stage::kCompute;  // until Call::Record()
   if (absl::Status status = Decode(); !status.ok()) return RespondWithError(std::move(status));
   auto done = [this](Result result) { OnResult(std::move(result)); };
   if (decoded_.session) {

@@ -149,6 +149,7 @@ absl::Status AttendStreamCall::OpenStream() {
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
   const ChunkedPlan& plan = stream_->plan();
+  call_.report().model = Model::kAttention;
   call_.SetProblem(plan.problem);
   call_.report().routing = plan.full.routing;
   call_.report().plan = plan.full.Describe();

@@ -507,9 +507,9 @@ TEST(OipCodecTest, AnUnknownParameterIsToldThoseThatThereAre) {
   EXPECT_THAT(ParametersOf("attention_backward"), Not(HasSubstr("qk_matmul_output_mode")));
 }
 
-// Returns the model that a call counts for.
+// Returns the model that a failed call counts for.
 std::string ReportedFor(const std::string& message) {
-  ModelId reported;
+  ModelId reported = OtherModels();
   const absl::Status status =
       oip::DecodeInfer(WireMessage(message).bytes(), kNow, kNoSharedMemory, &reported).status();
   EXPECT_FALSE(status.ok());
@@ -521,8 +521,8 @@ TEST(OipCodecTest, CallsOfNoModelCountAsOthers) {
   message.clear_inputs();
   EXPECT_EQ(ReportedFor(message.SerializeAsString()), "attention");
   message.set_model_name("none");
-  EXPECT_EQ(ReportedFor(message.SerializeAsString()), kOtherLayers);
-  EXPECT_EQ(ReportedFor("no message"), kOtherLayers);
+  EXPECT_EQ(ReportedFor(message.SerializeAsString()), kOtherModels);
+  EXPECT_EQ(ReportedFor("no message"), kOtherModels);
 }
 
 // Clients of Triton read the responses to a request until one says that it is the last.
