@@ -92,9 +92,8 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"http_hosts", &o.http.hosts,
        "names by which clients reach --http_address in plain text, separated by commas: "
        "rapt.example.org, or *.example.org for all below it, or * for any; IP addresses, localhost "
-       "and the name of this machine need not be listed; calls to other hosts are refused, as "
-       "those "
-       "of a web page whose name was made to resolve here"},
+       "and the name of this machine need not be listed; calls to other hosts are refused. This "
+       "also refuses web pages that reach the server by DNS rebinding"},
       {"http_allow_origin", &o.http.allow_origin,
        "origins of web pages that may call --http_address, separated by commas: "
        "https://example.org; empty: none"},
@@ -496,13 +495,11 @@ bool IsHostText(absl::string_view text) {
 
 absl::Status CheckHttpHosts(const std::string& hosts) {
   for (const absl::string_view item : absl::StrSplit(hosts, ',', absl::SkipEmpty())) {
-    absl::string_view name = item;
-    if (item == "*" || (absl::ConsumePrefix(&name, "*.") && IsHostText(name)) || IsHostText(item)) {
-      continue;
-    }
+    const bool has_empty_label = absl::StrContains(absl::StrCat(".", item, "."), "..");
+    if (item == "*" || (IsHostText(absl::StripPrefix(item, "*.")) && !has_empty_label)) continue;
     return Invalid("--http_hosts has '", item,
-                   "'; it must have names of hosts, without port, such as rapt.example.org or "
-                   "*.example.org, or *");
+                   "'; it must have names of hosts, without port or final dot, such as "
+                   "rapt.example.org or *.example.org, or *");
   }
   return absl::OkStatus();
 }
@@ -638,6 +635,13 @@ void FillIn(const HostLimits& host, Options& options) {
   }
 }
 
+// Warns of settings that have no effect.
+void CheckUse(Options& options) {
+  if (options.http.hosts.empty() || options.security.tls_cert.empty()) return;
+  options.warnings.push_back(
+      "--http_hosts is ignored with --tls_cert; clients check the name against the certificate");
+}
+
 // The requests, resident keys and values, and what a GPU pins. Beyond the available memory, the
 // system would end the process under load.
 void CheckMemory(const HostLimits& host, Options& options) {
@@ -715,6 +719,7 @@ absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
   if (status.ok()) status = FitDescriptors(host, options);
   if (!status.ok()) return status;
   CheckMemory(host, options);
+  CheckUse(options);
   return options;
 }
 

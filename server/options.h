@@ -142,8 +142,7 @@ using Environment = absl::Span<const char* const>;
 // `arguments` are main's without the program's name. Returns InvalidArgument, in one line that
 // names the flag or the variable, for an unknown flag, a bad value, a stray argument, or flags that
 // contradict each other; and for a host with too few descriptors. Reads no files other than those
-// of
-// --flagfile.
+// of --flagfile.
 absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
                                      Environment environment, const HostLimits& host);
 

@@ -245,6 +245,13 @@ TEST_F(OptionsTest, EveryFlagOfBytesTakesSuffixes) {
   EXPECT_GE(flags, 8);
 }
 
+TEST_F(OptionsTest, HostsThatTlsIgnoresAreTold) {
+  EXPECT_THAT(Parse({"--http_hosts=rapt,*.example.org"})->warnings, IsEmpty());
+  EXPECT_THAT(Parse({"--http_hosts=rapt", "--tls_cert=cert", "--tls_key=key"})->warnings,
+              ElementsAre("--http_hosts is ignored with --tls_cert; clients check the name against "
+                          "the certificate"));
+}
+
 TEST_F(OptionsTest, MoreMemoryThanTheHostHasIsTold) {
   const HostLimits host{.cores = 2, .memory_bytes = int64_t{8} << 30};
   EXPECT_THAT(ParseOn(host, {})->warnings, IsEmpty());
@@ -485,6 +492,8 @@ const BadLine kBadLines[] = {
     {"LessThanAnyClock", {"--max_connection_age=0.1ns"}, {}, {"'0.1ns'", "milliseconds"}},
     {"PartsOfAMillisecond", {"--max_queue_delay=1.5ms"}, {}, {"'1.5ms'", "milliseconds"}},
     {"HostWithPort", {"--http_hosts=a,b:80"}, {}, {"--http_hosts", "'b:80'", "without port"}},
+    {"HostWithFinalDot", {"--http_hosts=a.b."}, {}, {"--http_hosts", "'a.b.'", "final dot"}},
+    {"HostWithEmptyLabel", {"--http_hosts=*..b"}, {}, {"--http_hosts", "'*..b'"}},
     {"HostOfStars", {"--http_hosts=*.*"}, {}, {"--http_hosts", "'*.*'"}},
     {"OriginOfAnyPage", {"--http_allow_origin=*"}, {}, {"--http_allow_origin", "'*'"}},
     {"OriginNull", {"--http_allow_origin=null"}, {}, {"--http_allow_origin", "'null'"}},
