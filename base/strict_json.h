@@ -1,4 +1,4 @@
-// JSON from outside, read by RFC 8259 to the letter. The one place that parses it.
+// JSON from clients and files, read by RFC 8259 to the letter. The one place that parses it.
 #ifndef RAPT_BASE_STRICT_JSON_H_
 #define RAPT_BASE_STRICT_JSON_H_
 

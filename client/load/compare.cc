@@ -1,8 +1,5 @@
 #include "client/load/compare.h"
 
-#include <google/protobuf/struct.pb.h>
-#include <google/protobuf/util/json_util.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -15,23 +12,19 @@
 namespace rapt::load {
 namespace {
 
-using google::protobuf::Struct;
-using google::protobuf::Value;
-
 constexpr const char* kFigures[] = {"rate", "p50 ms", "p99 ms"};
 
-// Returns the value at a path of names, or an empty value.
-const Value& At(const Struct& json, const std::vector<const char*>& names) {
-  static const Value* const none = new Value();
-  const Struct* object = &json;
-  const Value* value = none;
-  for (const char* name : names) {
-    const auto found = object->fields().find(name);
-    if (found == object->fields().end()) return *none;
-    value = &found->second;
-    object = &value->struct_value();
-  }
-  return *value;
+using Json = nlohmann::json;
+
+// Return the value at a path such as "/summary/rate", or an empty one.
+double NumberAt(const Json& json, const char* path) {
+  const Json::json_pointer pointer(path);
+  return json.contains(pointer) && json[pointer].is_number() ? json[pointer].get<double>() : 0;
+}
+std::string TextAt(const Json& json, const char* path) {
+  const Json::json_pointer pointer(path);
+  return json.contains(pointer) && json[pointer].is_string() ? json[pointer].get<std::string>()
+                                                             : "";
 }
 
 double Mean(const std::vector<double>& values) {
@@ -74,29 +67,25 @@ Comparison CompareFigure(const std::string& figure, const Recorded& before, cons
 }  // namespace
 
 absl::StatusOr<Recorded> ReadReport(std::string_view text) {
-  const absl::Status strict = ParseStrictJson({text.data(), text.size()}).status();
-  if (!strict.ok()) return Invalid("not a rapt-load JSON report: ", strict.message());
-  Struct json;
-  if (!google::protobuf::util::JsonStringToMessage(std::string(text), &json).ok() ||
-      At(json, {"format"}).string_value() != "rapt-load/1") {
-    return Invalid("not a rapt-load JSON report");
-  }
+  const absl::StatusOr<Json> json = ParseStrictJson({text.data(), text.size()});
+  if (!json.ok()) return Invalid("not a rapt-load JSON report: ", json.status().message());
+  if (TextAt(*json, "/format") != "rapt-load/1") return Invalid("not a rapt-load JSON report");
   Recorded recorded;
-  recorded.label = At(json, {"label"}).string_value();
-  for (const auto& [name, value] : At(json, {"settings"}).struct_value().fields()) {
-    recorded.settings[name] = value.string_value();
+  recorded.label = TextAt(*json, "/label");
+  const Json settings = json->value("settings", Json::object());
+  for (const auto& [name, value] : settings.items()) {
+    if (value.is_string()) recorded.settings[name] = value.get<std::string>();
   }
-  recorded.figures = {{"rate", At(json, {"summary", "rate"}).number_value()},
-                      {"p50 ms", At(json, {"milliseconds", "latency", "p50"}).number_value()},
-                      {"p99 ms", At(json, {"milliseconds", "latency", "p99"}).number_value()}};
+  recorded.figures = {{"rate", NumberAt(*json, "/summary/rate")},
+                      {"p50 ms", NumberAt(*json, "/milliseconds/latency/p50")},
+                      {"p99 ms", NumberAt(*json, "/milliseconds/latency/p99")}};
   for (const char* figure : kFigures) recorded.intervals[figure];
-  for (const Value& interval : At(json, {"series"}).list_value().values()) {
-    const Struct& fields = interval.struct_value();
-    const double rate = At(fields, {"rate"}).number_value();
+  for (const Json& interval : json->value("series", Json::array())) {
+    const double rate = NumberAt(interval, "/rate");
     recorded.intervals["rate"].push_back(rate);
     if (rate == 0) continue;  // no responses, so no latency
-    recorded.intervals["p50 ms"].push_back(At(fields, {"p50_ms"}).number_value());
-    recorded.intervals["p99 ms"].push_back(At(fields, {"p99_ms"}).number_value());
+    recorded.intervals["p50 ms"].push_back(NumberAt(interval, "/p50_ms"));
+    recorded.intervals["p99 ms"].push_back(NumberAt(interval, "/p99_ms"));
   }
   return recorded;
 }
