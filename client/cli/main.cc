@@ -1,5 +1,6 @@
 // rapt: the command line client.
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <string>
 #include <vector>
@@ -62,6 +63,8 @@ ExitCode Main(CommandArguments arguments) {
 }  // namespace rapt
 
 int main(int argc, char** argv) {
+  // Errors are told once, by the program. gRPC reads it when it starts.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   rapt::ExitCode code = rapt::Main(arguments);
   // Output may have failed, e.g. because the disk is full.

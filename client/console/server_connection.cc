@@ -107,8 +107,6 @@ std::vector<Flag> ServerFlags::Table() {
 }
 
 absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags) {
-  // Errors are told once, by the program. gRPC reads it when it starts.
-  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   if (!(flags.timeout_s > 0 && flags.timeout_s <= kMaxTimeoutS)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--timeout is %g; it takes seconds, more than 0 and at most %g",

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <iterator>
@@ -272,6 +273,8 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
   // Debian's Abseil detects deadlocks, whose cost would count as latency.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  // Errors are told once, by the program. gRPC reads it when it starts.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   rapt::ExitCode code = rapt::load::Main(arguments);
   // Output may have failed, e.g. because the disk is full.
