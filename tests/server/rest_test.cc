@@ -329,7 +329,8 @@ TEST_F(RestTest, ALengthThatIsTooLongIsToldAsItIs) {
   };
   const RawResponse most = ask("18446744073709551615");
   EXPECT_EQ(most.status, 400);
-  EXPECT_THAT(most.body, HasSubstr("Content-Length is 18446744073709551615; it must be at most "));
+  EXPECT_THAT(most.body, HasSubstr("Content-Length is 18446744073709551615; it must be at most "
+                                   "--max_message_bytes"));
   const RawResponse long_one = ask("576460752303423487");
   EXPECT_EQ(long_one.status, 413);
   EXPECT_THAT(long_one.body, HasSubstr("576460752303423487 bytes"));

@@ -205,7 +205,7 @@ absl::Status ReadPriority(absl::string_view name, const InferParameter& value, u
 // Reads a parameter into the field of its name.
 class ParameterReader {
  public:
-  // Adds the names that the parameter does not have to `others` unless it is null.
+  // Appends every name that was compared without a match to `others`, if given.
   ParameterReader(absl::string_view name, const InferParameter& value, absl::Status& status,
                   std::vector<absl::string_view>* others = nullptr)
       : name_(name), value_(value), status_(status), others_(others) {}

@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kMaxSizeDigits = 15;  // fits int64_t
 
-// Whether a line is "Name: value". Any other line after the last chunk is of a next request whose
-// body lacks its end.
+// Whether a line is "Name: value". Another line belongs to the next request: the body was not
+// terminated.
 bool IsField(absl::string_view line) {
   const absl::string_view name = line.substr(0, line.find(':'));
   return !name.empty() && name.size() < line.size() &&

@@ -70,7 +70,7 @@ class ConnectionOwner {
   virtual Served Serve(const Request& request) = 0;
   virtual ConnectionCall* NewCall(Connection& connection, CalledMethod called) = 0;
   virtual void OnCall(Connection& connection) = 0;
-  // A response of this many bytes that is no call's waits to be sent. May close other connections.
+  // A response without a call waits to be sent. May close other connections.
   virtual void OnHolding(Connection& connection, int64_t bytes) = 0;
   virtual void OnResponded(Connection& connection) = 0;
   virtual void OnClosed(Connection& connection) = 0;

@@ -19,6 +19,8 @@ namespace {
 namespace beast = boost::beast;
 using boost::system::error_code;
 
+// Sums and small multiples of a length, such as of its JSON, fit int64_t. The largest message is
+// checked later.
 constexpr uint64_t kMaxLength = std::numeric_limits<int64_t>::max() / 16;
 
 // Returns whether a complete request line ends with a version of HTTP.
@@ -81,8 +83,8 @@ class HeadParser::Impl final : public beast::http::basic_parser</*isRequest=*/tr
     request_.is_chunked = chunked();
     request_.content_length = content_length() ? *content_length() : 0;
     if (request_.content_length > kMaxLength) {
-      error_ = absl::StrCat("Content-Length is ", request_.content_length, "; it must be at most ",
-                            kMaxLength);
+      error_ = absl::StrCat("Content-Length is ", request_.content_length,
+                            "; it must be at most --max_message_bytes");
       return Result::kMalformed;
     }
     return Result::kComplete;

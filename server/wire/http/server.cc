@@ -32,12 +32,12 @@ struct Server::Entry {
   const PeerNetwork network;
   const LiveCount::Place live_place;
   std::optional<int64_t> wait;  // its number; none during a call
-  int64_t held_bytes = 0;       // of a response that is no call's, until it is sent
+  int64_t held_bytes = 0;       // of a response without a call, until it is sent
   bool is_counted = true;
 };
 
 // The connections of all threads that wait for a request, or for their client to read a response
-// that is no call's. Thread-safe.
+// without a call. Thread-safe.
 class Server::Waits {
  public:
   // Begins the wait of a connection, or begins it again.
@@ -58,8 +58,8 @@ class Server::Waits {
     Entry* entry = nullptr;
   };
 
-  // Returns the longest wait of the network with the most; of several such networks, the longest
-  // of all. So a flood of connections replaces its own.
+  // Returns the longest wait of the network with most waiting connections; of several such
+  // networks, the longest of all. So a flood of connections replaces its own.
   First FirstToClose() const {
     MutexLock lock(mutex_);
     const auto goes_first = [](const auto& a, const auto& b) {

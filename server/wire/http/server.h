@@ -40,7 +40,7 @@ struct ServerSettings {
   int64_t max_connections = 128;
   // Beyond this, new ones are refused. 0: a quarter of max_connections.
   int64_t max_connections_per_address = 128;
-  // Of responses that are no calls' and not sent yet, on each thread; one may be larger. Beyond
+  // Bytes of unsent responses without a call, per thread. A single response may exceed it. Beyond
   // this, connections that hold one are closed: of the address that holds the most, the one that
   // has waited longest.
   int64_t max_held_bytes = int64_t{4} << 20;
