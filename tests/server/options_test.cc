@@ -213,7 +213,7 @@ TEST_F(OptionsTest, BytesTakeSuffixes) {
                                                     {"8Gi", int64_t{1} << 33},
                                                     {"8GiB", int64_t{1} << 33},
                                                     {"1t", int64_t{1} << 40},
-                                                    {"8388607T", int64_t{8388607} << 40}}) {
+                                                    {"4194303T", int64_t{4194303} << 40}}) {
     const std::string flag = std::string("--kv_cache_bytes=") + text;
     const absl::StatusOr<Options> options = Parse({flag.c_str()});
     ASSERT_TRUE(options.ok()) << options.status();
@@ -226,6 +226,8 @@ TEST_F(OptionsTest, BytesTakeSuffixes) {
               std::string("--kv_cache_bytes is '") + text +
                   "'; it takes a number of bytes such as 8589934592, 8G or 512MiB");
   }
+  EXPECT_EQ(Parse({"--kv_cache_bytes=4194304T"}).status().message(),
+            "--kv_cache_bytes is 4611686018427387904; it must be from 0 to 4611686018427387903");
   environment_ = {{"RAPT_MEMORY_BUDGET_BYTES", "2G"}};
   EXPECT_EQ(Parse({})->admission.memory_budget_bytes, int64_t{2} << 30);
 }
@@ -265,9 +267,9 @@ TEST_F(OptionsTest, MoreMemoryThanTheHostHasIsTold) {
   EXPECT_THAT(ParseOn(host, {"--memory_budget_bytes=5G", "--cudnn_memory_bytes=4G"})->warnings,
               ElementsAre(HasSubstr("--cudnn_memory_bytes=4294967296")));
   EXPECT_THAT(
-      ParseOn(host, {"--memory_budget_bytes=8388607T", "--kv_cache_bytes=8388607T"})->warnings,
+      ParseOn(host, {"--memory_budget_bytes=4194303T", "--kv_cache_bytes=4194303T"})->warnings,
       ElementsAre(HasSubstr("--kv_cache_bytes")))
-      << "the sum is no int64";
+      << "the largest budgets";
   EXPECT_THAT(ParseOn({}, {"--memory_budget_bytes=9G"})->warnings, IsEmpty()) << "unknown";
 }
 
