@@ -515,15 +515,22 @@ std::vector<std::unique_ptr<Message>> StreamMessages(v1::StreamDirection directi
   return messages;
 }
 
-inference::ModelInferRequest InferMessage() {
+using Shapes = std::vector<std::pair<const char*, std::vector<int64_t>>>;
+
+const std::vector<int64_t> kOfHeads = {1, kHeads, 3, kSize};
+
+// `shapes` are of FP32 inputs.
+inference::ModelInferRequest InferMessage(const std::string& model = "attention",
+                                          const Shapes& shapes = {
+                                              {"Q", kOfHeads}, {"K", kOfHeads}, {"V", kOfHeads}}) {
   inference::ModelInferRequest request;
-  request.set_model_name("attention");
-  for (const char* name : {"Q", "K", "V"}) {
+  request.set_model_name(model);
+  for (const auto& [name, shape] : shapes) {
     auto& input = *request.add_inputs();
     input.set_name(name);
     input.set_datatype("FP32");
-    for (const int64_t axis : {int64_t{1}, kHeads, int64_t{3}, kSize}) input.add_shape(axis);
-    request.add_raw_input_contents(Ones({kHeads, 3, kSize}).data());
+    input.mutable_shape()->Assign(shape.begin(), shape.end());
+    request.add_raw_input_contents(Ones(shape).data());
   }
   return request;
 }
@@ -775,7 +782,7 @@ TEST_F(BoundsTest, SharedMemory) {
 // Integer parameters of requests, by the models that have them.
 TEST_F(BoundsTest, Parameters) {
   struct Case {
-    std::string model;
+    inference::ModelInferRequest request;  // is computed
     std::vector<std::string> names;
   };
   std::vector<std::string> attributes;
@@ -784,38 +791,51 @@ TEST_F(BoundsTest, Parameters) {
                            "priority", "sequence_id"}) {
     attributes.emplace_back(name);
   }
+  auto session = InferMessage("attention_session");
+  (*session.mutable_parameters())["sequence_id"].set_int64_param(1);
+  (*session.mutable_parameters())["sequence_start"].set_bool_param(true);
+  (*session.mutable_parameters())["sequence_end"].set_bool_param(true);
+  auto linear = InferMessage("linear_attention", {{"query", {1, 3, kHeads * kSize}},
+                                                  {"key", {1, 3, kHeads * kSize}},
+                                                  {"value", {1, 3, kHeads * kSize}}});
+  (*linear.mutable_parameters())["q_num_heads"].set_int64_param(kHeads);
+  (*linear.mutable_parameters())["kv_num_heads"].set_int64_param(kHeads);
+  (*linear.mutable_parameters())["update_rule"].set_string_param("linear");
   const std::vector<Case> cases = {
-      {"attention", attributes},
-      {"attention_backward", attributes},
-      {"attention_session",
+      {InferMessage(), attributes},
+      {InferMessage("attention_backward",
+                    {{"Q", kOfHeads}, {"K", kOfHeads}, {"V", kOfHeads}, {"dY", kOfHeads}}),
+       attributes},
+      {session,
        {"q_num_heads", "kv_num_heads", "layer", "layers", "position", "sequence_id", "timeout",
         "priority"}},
-      {"rotary_embedding", {"num_heads", "rotary_embedding_dim", "interleaved"}},
-      {"linear_attention",
+      {InferMessage(
+           "rotary_embedding",
+           {{"X", kOfHeads}, {"cos_cache", {1, 3, kSize / 2}}, {"sin_cache", {1, 3, kSize / 2}}}),
+       {"num_heads", "rotary_embedding_dim", "interleaved"}},
+      {linear,
        {"q_num_heads", "kv_num_heads", "chunk_size", "num_features", "seed", "error_rows",
         "state_type"}},
-      {"lsh_attention",
+      {InferMessage("lsh_attention", {{"QK", kOfHeads}, {"V", kOfHeads}}),
        {"num_hashes", "num_buckets", "chunk_length", "chunks_before", "chunks_after", "seed"}}};
-  for (const auto& [model, names] : cases) {
+  for (const auto& [valid, names] : cases) {
+    Talk computed(channel_, std::nullopt);
+    computed.Call<inference::ModelInferResponse>(absl::StrCat(kOip, "ModelInfer"), valid);
+    ASSERT_TRUE(computed.status().ok())
+        << valid.model_name() << ": " << computed.status().error_message();
     for (const std::string& name : names) {
       for (const int64_t number : {kLeast64, kLeast64 + 1, int64_t{-1}, int64_t{0}, int64_t{1},
                                    int64_t{1} << 40, int64_t{1} << 62, kMost64 - 63, kMost64}) {
         for (const bool is_unsigned : {false, true}) {
-          inference::ModelInferRequest request = InferMessage();
-          request.set_model_name(model);
-          auto& parameters = *request.mutable_parameters();
-          if (model == "attention_session") {
-            parameters["sequence_id"].set_int64_param(1);
-            parameters["sequence_start"].set_bool_param(true);
-            parameters["sequence_end"].set_bool_param(true);
-          }
-          is_unsigned ? parameters[name].set_uint64_param(static_cast<uint64_t>(number))
-                      : parameters[name].set_int64_param(number);
+          inference::ModelInferRequest request = valid;
+          auto& parameter = (*request.mutable_parameters())[name];
+          is_unsigned ? parameter.set_uint64_param(static_cast<uint64_t>(number))
+                      : parameter.set_int64_param(number);
           Talk talk(channel_, std::nullopt);
           talk.Call<inference::ModelInferResponse>(absl::StrCat(kOip, "ModelInfer"), request);
           // A timeout of a microsecond has its own code.
           if (name == "timeout" && number == 1) continue;
-          ExpectAnswered(talk.status(), absl::StrCat(model, " ", name, " = ", number));
+          ExpectAnswered(talk.status(), absl::StrCat(valid.model_name(), " ", name, " = ", number));
         }
       }
     }
