@@ -101,8 +101,14 @@ TEXTS = {
     "qwen2_vl": ("qwen2_vl_text", {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}),
     "qwen3_vl": ("qwen3_vl_text", {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}),
 }
-# These classes scale their angles, or leave some layers without any, where the file says nothing.
-NEEDS = {"gpt_oss": "rope_parameters is missing", "apertus": "rope_parameters is missing", "smollm3": "no_rope_layers is absent"}
+# These classes scale their angles, leave some layers without any, or had another rope_theta in version 4, where the file says nothing.
+NEEDS = {
+    "gpt_oss": "rope_parameters is missing",
+    "apertus": "rope_parameters is missing",
+    "smollm3": "no_rope_layers is absent",
+    "cohere": "rope_theta is missing",
+    "qwen3_vl_text": "rope_theta is missing",
+}
 
 
 def config_of(model_type, **more):

@@ -91,7 +91,7 @@ class TensorReader {
     return linear;
   }
 
-  // Takes a tensor that the layer has and does not use.
+  // Permits a tensor that is not used.
   void Ignore(absl::string_view name) { ignored_.insert(NameOf(name)); }
 
   // Rejects tensors under the prefix that were not found, other than `harmless`.
@@ -348,13 +348,16 @@ absl::Span<const Naming> Namings() {
 
 void AppendName(std::string* out, const Naming* naming) { absl::StrAppend(out, naming->name); }
 
-// The prefixes under which a naming fits, in the order of the file. With a model only its naming
-// counts.
-std::vector<FoundLayer> FindLayersOf(const Safetensors& file, const ModelType* model) {
+// The prefixes under which a naming fits, in the order of the file. With a naming or a model only
+// that naming counts.
+std::vector<FoundLayer> FindLayersOf(const Safetensors& file, const LayerChoice& choice) {
+  const absl::string_view chosen = choice.naming.empty() && choice.model != nullptr
+                                       ? choice.model->naming
+                                       : absl::string_view(choice.naming);
   std::vector<FoundLayer> layers;
   for (const auto& [name, tensor] : file.tensors()) {
     for (const Naming& naming : Namings()) {
-      if (model != nullptr && model->naming != naming.name) continue;
+      if (!chosen.empty() && chosen != naming.name) continue;
       for (const absl::string_view first : naming.first_tensors) {
         absl::string_view prefix = name;
         if (!absl::ConsumeSuffix(&prefix, first)) continue;
@@ -367,9 +370,9 @@ std::vector<FoundLayer> FindLayersOf(const Safetensors& file, const ModelType* m
 }
 
 // ": 'h.0.attn.' (gpt2), ... and 10 more"
-std::string FoundText(const Safetensors& file, const ModelType* model) {
+std::string FoundText(const Safetensors& file, const LayerChoice& choice) {
   constexpr size_t kShown = 4;
-  std::vector<FoundLayer> layers = FindLayersOf(file, model);
+  std::vector<FoundLayer> layers = FindLayersOf(file, choice);
   if (layers.empty()) return "; no tensors of the file do";
   const size_t more = layers.size() - std::min(layers.size(), kShown);
   layers.resize(layers.size() - more);
@@ -403,7 +406,7 @@ absl::StatusOr<const Naming*> ChooseNaming(const LayerChoice& choice, const Safe
     return Invalid(kWeightsFile, ": no naming fits the tensors under the prefix '", choice.prefix,
                    "'; rapt.prefix in ", kConfigFile, " must precede those of ",
                    choice.model != nullptr ? choice.model->naming : NamingNames(),
-                   FoundText(file, choice.model));
+                   FoundText(file, choice));
   }
   return Invalid(kWeightsFile, ": the tensors under the prefix '", choice.prefix, "' fit ",
                  absl::StrJoin(fitting, " and ", AppendName), "; rapt.naming in ", kConfigFile,
@@ -508,12 +511,15 @@ std::string NamingNames() {
 
 std::vector<FoundLayer> FindLayers(absl::string_view config, const Safetensors& file) {
   const absl::StatusOr<LayerChoice> choice = ParseLayerChoice(config);
-  return FindLayersOf(file, choice.ok() ? choice->model : nullptr);
+  return FindLayersOf(file, choice.value_or(LayerChoice()));
 }
 
 absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors file,
                                           const std::optional<std::string>& prefix) {
-  absl::StatusOr<LayerChoice> choice = ParseLayerChoice(config);
+  absl::StatusOr<LayerSettings> settings = ParseLayerSettings(config, prefix);
+  // An error of the naming precedes those of the settings, which depend on the prefix.
+  absl::StatusOr<LayerChoice> choice =
+      settings.ok() ? absl::StatusOr<LayerChoice>(settings->choice) : ParseLayerChoice(config);
   if (!choice.ok()) return InFile(kConfigFile, choice.status());
   if (prefix) choice->prefix = *prefix;
   LayerFiles layer{.file = std::move(file), .prefix = choice->prefix};
@@ -522,7 +528,6 @@ absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors 
   if (!naming.ok()) return naming.status();
   layer.naming = std::string((*naming)->name);
 
-  absl::StatusOr<LayerSettings> settings = ParseLayerSettings(config, prefix);
   if (!settings.ok()) return InFile(kConfigFile, settings.status());
   layer.config.is_causal = settings->is_causal.value_or(false);
   layer.config.scale = settings->scale;

@@ -50,8 +50,8 @@ std::string NamingNames();
 // Returns NotFound with the file that can't be read, InvalidArgument for one that is malformed.
 absl::StatusOr<LayerFolder> OpenLayerFolder(const std::string& folder);
 
-// The layers of a file, in the order of their names. With a model_type that is known only those of
-// its naming.
+// The layers of a file, in the order of their names. With rapt.naming, or a model_type that is
+// known, only those of that naming.
 std::vector<FoundLayer> FindLayers(absl::string_view config, const Safetensors& file);
 
 // Returns InvalidArgument with the file, the tensor or setting, what it is and what it must be; a

@@ -296,6 +296,10 @@ void CompleteRope(const ModelType& model, bool has_object, LayerSettings& settin
     status.Update(Invalid("partial_rotary_factor is ", *settings.rotary_factor, "; model_type ",
                           model.name, " rotates whole heads"));
   }
+  if (model.needs_rope_theta && !settings.rope_theta) {
+    status.Update(Invalid("rope_theta is missing; model_type ", model.name,
+                          " needs it, because its default depends on the version of Transformers"));
+  }
   if (!settings.rope_theta) settings.rope_theta = model.rope_theta;
   if (!settings.rotary_factor) settings.rotary_factor = model.rotary_factor;
   settings.interleaved = model.interleaved;
@@ -470,10 +474,6 @@ void ReadWindow(ObjectReader& reader, LayerSettings& settings, absl::Status& sta
     return status.Update(Invalid("sliding_window is ", *window, "; model_type ", choice.model->name,
                                  " has no window"));
   }
-  if (windows == Windows::kNone) {
-    return status.Update(Invalid("sliding_window is ", *window, "; model_type ", choice.model->name,
-                                 " has no window"));
-  }
   if (HasWindow(windows, type, first, choice, status)) settings.sliding_window = window;
 }
 
@@ -641,7 +641,7 @@ const ModelType* ReadModelType(const File& file, absl::Status& status) {
   return nullptr;
 }
 
-// Of a file with text_config, only the text model is described by it.
+// text_config describes the text model only.
 void CheckTextPrefix(absl::string_view prefix, absl::Status& status) {
   if (HasPart(prefix, "language_model") || absl::StartsWith(prefix, "model.layers.")) return;
   status.Update(Invalid("rapt.prefix is '", prefix.substr(0, kMaxShownBytes),

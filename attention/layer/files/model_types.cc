@@ -9,7 +9,7 @@ namespace rapt {
 namespace {
 
 // Rows that name only what differs from a causal model without a window. The numbers are those of
-// Transformers' configuration classes.
+// Transformers' configuration classes, in versions 4 and 5 unless the row says otherwise.
 constexpr ModelType kModels[] = {
     {.name = "bert", .naming = "bert", .direction = Direction::kIfDecoder},
     {.name = "bert-generation", .naming = "bert", .direction = Direction::kIfDecoder},
@@ -34,7 +34,11 @@ constexpr ModelType kModels[] = {
      .scales_rope = true,
      .norm_epsilon = 1e-5},
     {.name = "arcee", .naming = "llama", .rope_theta = 10'000},
-    {.name = "cohere", .naming = "llama", .rope_theta = 500'000, .interleaved = true},
+    {.name = "cohere",
+     .naming = "llama",
+     .rope_theta = 500'000,
+     .needs_rope_theta = true,
+     .interleaved = true},
     {.name = "dots1",
      .naming = "llama",
      .rope_theta = 10'000,
@@ -125,7 +129,11 @@ constexpr ModelType kModels[] = {
      .naming = "llama",
      .rope_theta = 10'000,
      .windows = Windows::kOfEveryLayerIfUsed},
-    {.name = "qwen3_vl_text", .naming = "llama", .rope_theta = 500'000, .has_text_positions = true},
+    {.name = "qwen3_vl_text",
+     .naming = "llama",
+     .rope_theta = 500'000,
+     .needs_rope_theta = true,
+     .has_text_positions = true},
     {.name = "seed_oss", .naming = "llama", .rope_theta = 10'000},
     {.name = "smollm3", .naming = "llama", .rope_theta = 2'000'000, .lists_rope_layers = true},
     {.name = "stablelm", .naming = "llama", .rope_theta = 10'000, .rotary_factor = 0.25},

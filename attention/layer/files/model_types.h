@@ -42,6 +42,7 @@ struct ModelType {
   absl::string_view naming;
   Direction direction = Direction::kCausal;
   std::optional<double> rope_theta = std::nullopt;     // absent: no rotary embedding
+  bool needs_rope_theta = false;                       // the default of version 4 is another
   bool scales_rope = false;                            // unless the file says otherwise
   bool interleaved = false;                            // of rotary embedding
   std::optional<double> rotary_factor = std::nullopt;  // absent: whole heads, always
@@ -62,7 +63,8 @@ absl::Span<const ModelType> ModelTypes();
 // Returns null if there is none of this name.
 const ModelType* FindModelType(absl::string_view name);
 
-// Whether the model has a text model in text_config, which computes as without the rest.
+// Whether the model has a text model in text_config, whose attention does not depend on the other
+// parts.
 bool HasTextModel(absl::string_view model_type);
 
 // "bert: bert, roberta; gpt2: gpt2; in text_config of: llava"

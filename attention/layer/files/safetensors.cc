@@ -183,19 +183,19 @@ class IndexReader final : public JsonHandler {
   Shape* array_ = nullptr;
 };
 
-// Which shard has which tensor.
-struct WeightMap {
-  std::vector<std::string> shards;
-  std::vector<std::pair<std::string, size_t>> tensors;  // name, and which of `shards`
+// A file, and the tensors that the index says are in it.
+struct Shard {
+  std::string file;
+  std::vector<std::string> tensors;
 };
 
 // Reads the index file of shards: an object whose weight_map has the shard of each tensor.
 class WeightMapReader final : public JsonHandler {
  public:
-  absl::StatusOr<WeightMap> Read(absl::string_view json) {
+  absl::StatusOr<std::vector<Shard>> Read(absl::string_view json) {
     if (!ReadStrictJson(json, *this)) return status_;
-    if (map_.tensors.empty()) return Invalid("weight_map is missing or empty");
-    return std::move(map_);
+    if (shards_.empty()) return Invalid("weight_map is missing or empty");
+    return std::move(shards_);
   }
 
  private:
@@ -205,26 +205,25 @@ class WeightMapReader final : public JsonHandler {
   bool number_unsigned(number_unsigned_t) override { return Other("a number"); }
   bool number_float(number_float_t, const string_t&) override { return Other("a number"); }
 
-  bool string(string_t& shard) override {
+  bool string(string_t& file) override {
     if (!in_map_) return Other("a string");
-    if (shard.empty() || shard.size() > kMaxShardBytes || shard[0] == '.' ||
-        absl::StrContains(shard, '/')) {
-      return Fail("tensor ", key_, " is in '", shard.substr(0, kMaxShardBytes),
+    if (file.empty() || file.size() > kMaxShardBytes || file[0] == '.' ||
+        absl::StrContains(file, '/')) {
+      return Fail("tensor ", key_, " is in '", file.substr(0, kMaxShardBytes),
                   "'; it must be in a file of the same folder");
     }
-    if (map_.tensors.size() == Safetensors::kMaxTensors) {
+    if (++tensors_ > Safetensors::kMaxTensors) {
       return Fail("weight_map has more than ", Safetensors::kMaxTensors, " tensors");
     }
-    const auto known = std::find(map_.shards.begin(), map_.shards.end(), shard);
-    if (known == map_.shards.end()) {
-      if (map_.shards.size() == Safetensors::kMaxShards) {
+    auto shard = std::find_if(shards_.begin(), shards_.end(),
+                              [&](const Shard& known) { return known.file == file; });
+    if (shard == shards_.end()) {
+      if (shards_.size() == Safetensors::kMaxShards) {
         return Fail("weight_map has more than ", Safetensors::kMaxShards, " shards");
       }
-      map_.shards.push_back(std::move(shard));
-      map_.tensors.emplace_back(key_, map_.shards.size() - 1);
-    } else {
-      map_.tensors.emplace_back(key_, known - map_.shards.begin());
+      shard = shards_.insert(shard, Shard{.file = std::move(file), .tensors = {}});
     }
+    shard->tensors.push_back(key_);
     return true;
   }
 
@@ -256,7 +255,7 @@ class WeightMapReader final : public JsonHandler {
   }
   void OnInvalid(absl::string_view why) override { Fail("invalid JSON: ", why); }
 
-  // A value that no tensor's shard is: an error in weight_map, and anything elsewhere.
+  // A value that is no name of a shard. An error in weight_map, ignored elsewhere.
   bool Other(absl::string_view what) {
     if (depth_ == 0) return Fail("the file is no object");
     return !in_map_ || Fail("tensor ", key_, " is in ", what, "; it must be in a file");
@@ -272,7 +271,8 @@ class WeightMapReader final : public JsonHandler {
   static constexpr size_t kMaxShardBytes = 255;
 
   absl::Status status_;
-  WeightMap map_;
+  std::vector<Shard> shards_;
+  size_t tensors_ = 0;  // of all shards
   std::string key_;
   int depth_ = 0;
   bool in_map_ = false;  // the next value is of a member of weight_map
@@ -383,28 +383,27 @@ absl::StatusOr<Safetensors> Safetensors::OpenShards(const std::string& index_pat
     return Invalid("the file has ", index->content().size(), " bytes; at most ", kMaxIndexBytes,
                    " are allowed");
   }
-  const absl::StatusOr<WeightMap> map =
+  const absl::StatusOr<std::vector<Shard>> shards =
       WeightMapReader().Read({index->content().data(), index->content().size()});
-  if (!map.ok()) return map.status();
+  if (!shards.ok()) return shards.status();
   Tensors tensors;
   std::vector<std::shared_ptr<const MappedFile>> files;
-  for (const std::string& shard : map->shards) {
+  for (const auto& [file, names] : *shards) {
     absl::StatusOr<Safetensors> opened =
-        Open(std::filesystem::path(index_path).replace_filename(shard));
-    if (!opened.ok()) return InShard(shard, opened.status());
+        Open(std::filesystem::path(index_path).replace_filename(file));
+    if (!opened.ok()) return InShard(file, opened.status());
+    for (const std::string& name : names) {
+      if (opened->Find(name) != nullptr) continue;
+      return InShard(file, Invalid("tensor ", name, " of weight_map is missing"));
+    }
     files.push_back(std::move(opened->files_.front()));
     for (const auto& [name, tensor] : opened->tensors()) {
       if (tensors.size() == kMaxTensors) {
         return Invalid("there are more than ", kMaxTensors, " tensors");
       }
       if (!tensors.emplace(name, tensor).second) {
-        return InShard(shard, Invalid("tensor ", name, " is in another shard, too"));
+        return InShard(file, Invalid("tensor ", name, " is in another shard, too"));
       }
-    }
-  }
-  for (const auto& [name, shard] : map->tensors) {
-    if (tensors.count(name) == 0) {
-      return InShard(map->shards[shard], Invalid("tensor ", name, " of weight_map is missing"));
     }
   }
   Safetensors all(std::move(tensors));

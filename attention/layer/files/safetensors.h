@@ -45,9 +45,10 @@ class Safetensors {
   // Returns NotFound if the file can't be mapped, and otherwise errors as Parse() does.
   static absl::StatusOr<Safetensors> Open(const std::string& path);
 
-  // Opens the shards of an index file, which lie beside it. Returns NotFound with the file that
-  // can't be mapped, InvalidArgument with the shard for those of Parse(), for a tensor that is not
-  // in the shard that the index names, or in two of them, and for names of shards with a folder.
+  // Opens the shards of an index file, which lie beside it. Tensors that the index does not name
+  // are read, too. Returns NotFound with the file that can't be mapped, InvalidArgument with the
+  // shard for the errors of Parse(), for a tensor that is not in the shard that the index names, or
+  // is in two of them, and for names of shards with a folder.
   static absl::StatusOr<Safetensors> OpenShards(const std::string& index_path);
 
   // Reads the index of a file in memory, which must outlive the result. Returns InvalidArgument

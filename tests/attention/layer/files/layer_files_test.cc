@@ -523,6 +523,21 @@ TEST_F(LayerFilesTest, AWholeModelNamesItsLayers) {
   EXPECT_THAT(MessageFor({Counting("a", {1})}, "{}"), HasSubstr("; no tensors of the file do"));
 }
 
+TEST_F(LayerFilesTest, OnlyLayersOfTheNamingThatIsGivenAreFound) {
+  const std::string bytes = SaveTensors(Llama("a.") + Llama("b.") + Bert("c."));
+  const Safetensors tensors = Safetensors::Parse(bytes).value();
+  const auto found = [&](const char* config) {
+    std::vector<std::string> prefixes;
+    for (const FoundLayer& layer : FindLayers(config, tensors)) prefixes.push_back(layer.prefix);
+    return prefixes;
+  };
+  EXPECT_THAT(found("{}"), ElementsAre("a.", "b.", "c."));
+  EXPECT_THAT(found(R"({"rapt": {"naming": "bert"}})"), ElementsAre("c."));
+  EXPECT_THAT(found(R"({"model_type": "unknown", "rapt": {"naming": "llama"}})"),
+              ElementsAre("a.", "b."));
+  EXPECT_THAT(found(R"({"model_type": "llama", "rapt": {"naming": "bert"}})"), ElementsAre("c."));
+}
+
 TEST_F(LayerFilesTest, ATensorOfAnotherTypeMayNotBeUsed) {
   const std::string file = SafetensorsFile(
       R"({"q_proj.weight":{"dtype":"F8_E4M3","shape":[1,1],"data_offsets":[0,1]}})", "x");

@@ -295,7 +295,9 @@ TEST(LayerSettingsTest, RotatesNeighboursAsTheModelDoes) {
     return ParseLayerSettings(json).value().interleaved.value_or(false);
   };
   for (const char* model : {"cohere", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"}) {
-    EXPECT_TRUE(interleaved(absl::StrCat(R"({"model_type": ")", model, R"("})"))) << model;
+    const std::string json =
+        absl::StrCat(R"({"rope_theta": 10000, "model_type": ")", model, R"("})");
+    EXPECT_TRUE(interleaved(json)) << model;
   }
   EXPECT_FALSE(interleaved(R"({"model_type": "llama"})"));
   EXPECT_FALSE(interleaved(R"({"model_type": "glm", "rapt": {"interleaved": false}})"));
@@ -416,11 +418,28 @@ TEST(LayerSettingsTest, AModelSaysWhatItsFileLeavesOut) {
               HasSubstr("rapt.prefix is ''; of model_type t5 it must have encoder or decoder"));
 }
 
+// Version 4 of Transformers has another default than version 5, and files of both leave it out.
+TEST(LayerSettingsTest, RejectsADefaultThatDependsOnTheVersionOfTransformers) {
+  for (const char* model : {"cohere", "qwen3_vl_text"}) {
+    EXPECT_EQ(MessageFor(absl::StrCat(R"({"model_type": ")", model, R"("})")),
+              absl::StrCat("rope_theta is missing; model_type ", model,
+                           " needs it, because its default depends on the version of Transformers"))
+        << model;
+    EXPECT_EQ(SettingsOf(model, R"(, "rope_theta": 10000.0)").rope_theta, 10'000) << model;
+    EXPECT_EQ(SettingsOf(model, R"(, "rope_parameters": {"rope_theta": 500000.0})").rope_theta,
+              500'000)
+        << model;
+  }
+}
+
 TEST(LayerSettingsTest, EveryModelOfTheTableIsRead) {
   for (const ModelType& model : ModelTypes()) {
+    const char* const theta = model.needs_rope_theta ? R"(, "rope_theta": 10000)" : "";
     const LayerSettings settings = SettingsOf(
         model.name,
-        R"(, "rope_parameters": null, "rope_scaling": {"rope_type": "default"}, "no_rope_layers": [1], "sliding_window": null)",
+        absl::StrCat(
+            theta,
+            R"(, "rope_parameters": null, "rope_scaling": {"rope_type": "default"}, "no_rope_layers": [1], "sliding_window": null)"),
         "encoder.block.1.");
     EXPECT_EQ(settings.choice.model, &model) << model.name;
     EXPECT_EQ(settings.rope_theta.has_value(), model.rope_theta && !model.rope_by_type)

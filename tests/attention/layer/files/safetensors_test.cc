@@ -244,9 +244,17 @@ TEST_F(ShardsTest, AreReadTogether) {
   EXPECT_FALSE(tensors->unchanged());
 }
 
+TEST_F(ShardsTest, TensorsThatTheIndexDoesNotNameAreRead) {
+  Write("1.safetensors", SaveTensors({{"a", {1}, {7}}, {"b", {1}, {8}}}));
+  const auto tensors = Open(R"({"weight_map": {"a": "1.safetensors"}})");
+  ASSERT_TRUE(tensors.ok()) << tensors.status();
+  EXPECT_NE(tensors->Find("b"), nullptr);
+}
+
 TEST_F(ShardsTest, WhatIsWrongIsNamed) {
   Write("1.safetensors", SaveTensors({{"a", {1}, {7}}}));
   Write("2.safetensors", SaveTensors({{"a", {1}, {7}}, {"b", {1}, {8}}}));
+  Write("4.safetensors", SaveTensors({{"c", {1}, {9}}, {"d", {1}, {9}}}));
   Write("bad.safetensors", "1234567");
   EXPECT_EQ(MessageFor(R"({"weight_map": {"a": "3.safetensors"}})", absl::StatusCode::kNotFound),
             "3.safetensors: the file does not exist");
@@ -254,6 +262,9 @@ TEST_F(ShardsTest, WhatIsWrongIsNamed) {
               HasSubstr("bad.safetensors: the file has 7 bytes"));
   EXPECT_EQ(MessageFor(R"({"weight_map": {"z": "1.safetensors"}})"),
             "1.safetensors: tensor z of weight_map is missing");
+  EXPECT_EQ(MessageFor(R"({"weight_map": {"a": "1.safetensors", "c": "1.safetensors",
+                                          "d": "4.safetensors"}})"),
+            "1.safetensors: tensor c of weight_map is missing");
   EXPECT_EQ(MessageFor(R"({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})"),
             "2.safetensors: tensor a is in another shard, too");
   for (const char* shard : {"../1.safetensors", "/etc/passwd", "", "..", ".hidden"}) {
