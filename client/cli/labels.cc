@@ -7,24 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "base/utf8.h"
 #include "client/cli/tensor_file.h"
+#include "client/console/printable.h"
 
 namespace rapt {
-namespace {
-
-bool IsPrintable(std::string_view text) {
-  while (!text.empty()) {
-    const unsigned char first = text[0];
-    const size_t bytes = Utf8CharacterLength({text.data(), text.size()});
-    if (bytes == 0 || first < 0x20 || first == 0x7f) return false;
-    text.remove_prefix(bytes);
-  }
-  return true;
-}
-
-}  // namespace
-
 absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, const std::string& text,
                                                      int64_t count) {
   std::vector<std::string> labels;
@@ -48,7 +34,7 @@ absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, cons
         absl::StrFormat("%s has %d labels; the weights need %d", flag, labels.size(), count));
   }
   for (size_t i = 0; i < labels.size(); ++i) {
-    if (!IsPrintable(labels[i])) {
+    if (Printable(labels[i]) != labels[i]) {
       return absl::InvalidArgumentError(
           absl::StrFormat("label %d of %s is not printable UTF-8", i, flag));
     }

@@ -13,13 +13,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "attention/layer/files/layer_files.h"
 #include "attention/layer/files/layer_settings.h"
 #include "attention/layer/files/model_types.h"
+#include "base/utf8.h"
 #include "client/cli/commands.h"
 #include "client/console/bytes.h"
 #include "client/console/command_line.h"
 #include "client/console/json.h"
+#include "client/console/printable.h"
 
 namespace rapt {
 namespace {
@@ -87,14 +90,26 @@ std::string Summary(const LayerConfig& config) {
 
 void PrintTable(const std::vector<Row>& rows) {
   size_t width = sizeof("tensor") - 1;
-  for (const Row& row : rows) width = std::max(width, row.name.size());
+  for (const Row& row : rows) width = std::max(width, Printable(row.name).size());
   const auto w = static_cast<int>(width);
   absl::PrintF("%-*s  %-4s  %14s  %12s\n", w, "tensor", "type", "shape", "parameters");
   for (const Row& row : rows) {
-    absl::PrintF("%-*s  %-4s  %14s  %12d%s\n", w, row.name, row.tensor->type,
+    absl::PrintF("%-*s  %-4s  %14s  %12d%s\n", w, Printable(row.name), Printable(row.tensor->type),
                  ToString(row.tensor->shape), row.count(), row.is_used ? "" : "  not used");
   }
   absl::PrintF("%-*s  %-4s  %14s  %12d\n", w, "total", "", "", ParametersOf(rows));
+}
+
+// "vocab_size, hidden_act and 3 more". A file may have any number of names, and long ones.
+std::string NamesText(absl::Span<const std::string> names) {
+  constexpr size_t kMaxNames = 32, kMaxNameBytes = 64;
+  const absl::Span<const std::string> shown = names.subspan(0, kMaxNames);
+  const size_t more = names.size() - shown.size();
+  const auto append = [](std::string* out, const std::string& name) {
+    absl::StrAppend(out, Printable(Utf8Prefix(name, kMaxNameBytes)));
+  };
+  return absl::StrCat(absl::StrJoin(shown, ", ", append),
+                      more > 0 ? absl::StrCat(" and ", more, " more") : "");
 }
 
 void Print(const LayerFiles& layer, int64_t packed_bytes, bool by_tensor) {
@@ -104,7 +119,7 @@ void Print(const LayerFiles& layer, int64_t packed_bytes, bool by_tensor) {
   absl::PrintF("%d parameters, packed for the projections: %s\n", ParametersOf(rows),
                HumanBytes(packed_bytes));
   if (!layer.unread.empty()) {
-    absl::PrintF("settings that are not read: %s\n", absl::StrJoin(layer.unread, ", "));
+    absl::PrintF("settings that are not read: %s\n", NamesText(layer.unread));
   }
   if (!by_tensor) return;
   std::puts("");
@@ -139,7 +154,7 @@ void PrintLayers(const LayerFolder& folder, const std::vector<FoundLayer>& layer
     const std::string text = layer.ok() ? absl::StrCat("embed size ", layer->config.embed_size,
                                                        ", ", Summary(layer->config))
                                         : std::string(layer.status().message());
-    absl::PrintF("%s: naming %s, %s\n", found.prefix, found.naming, text);
+    absl::PrintF("%s: naming %s, %s\n", Printable(found.prefix), found.naming, Printable(text));
   }
 }
 

@@ -7,12 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "client/console/printable.h"
 
 namespace rapt {
 
 ExitCode Fail(ExitCode code, std::string_view message) {
   const std::string line = absl::StrReplaceAll(std::string(message), {{"\n", " "}});
-  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, line.c_str());
+  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, Printable(line).c_str());
   return code;
 }
 

@@ -20,7 +20,8 @@ enum class ExitCode : int {
   kUnreachable = 3,  // no server at the address
 };
 
-// Prints one line on stderr, "rapt: message" for the program rapt, and returns `code`.
+// Prints one line on stderr, "rapt: message" for the program rapt, and returns `code`. The message
+// may quote text from files and servers, see Printable().
 ExitCode Fail(ExitCode code, std::string_view message);
 
 // For invalid flags or files. Prints the status's message alone.

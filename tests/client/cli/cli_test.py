@@ -703,6 +703,32 @@ def test_layer_names_what_is_wrong(rapt, models, tmp_path):
     assert "no folder given" in rapt("layer", code=USAGE).stderr
 
 
+def test_layer_shows_names_of_files_without_their_control_characters(rapt, tmp_path):
+    """A file from elsewhere must not set the terminal's title or colours."""
+    config, tensors = make_layers.layers()["llama_block"]
+    prefix = config.pop("rapt")["prefix"]
+    config |= {"model_type": "qwen3", "set\x1b]0;title\x07": 1}
+    other = {name.replace(prefix, "\x1b[31m."): tensor for name, tensor in tensors.items()}
+    make_layers.write_layer(tmp_path / "escapes", config, tensors | other)
+    text = rapt("layer", "escapes", "--prefix", "\x1b[31m.", "--describe").stdout
+    assert r"settings that are not read: set\x1b]0;title\x07" in text and r"\x1b[31m.q_proj.weight  " in text
+    text += rapt("layer", "escapes", "--describe").stdout
+    assert r"\x1b[31m.: naming llama" in text
+    text += rapt("layer", "escapes", code=USAGE).stderr
+    assert r"these fit: '\x1b[31m.' (llama)" in text and "\x1b" not in text and "\x07" not in text
+    assert json.loads(rapt("layer", "escapes", "--prefix", prefix, "--json").stdout)["unread_settings"] == ["set\x1b]0;title\x07"]
+
+
+def test_layer_bounds_the_list_of_settings_that_are_not_read(rapt, tmp_path):
+    config, tensors = make_layers.layers()["llama_block"]
+    names = [f"a{n:03}" for n in range(39)] + ["b" * 100_000]
+    make_layers.write_layer(tmp_path / "many", config | {"model_type": "qwen3"} | dict.fromkeys(names, 1), tensors)
+    assert f"settings that are not read: {', '.join(names[:32])} and 8 more\n" in rapt("layer", "many").stdout
+    assert json.loads(rapt("layer", "many", "--json").stdout)["unread_settings"] == names
+    make_layers.write_layer(tmp_path / "long", config | {"model_type": "qwen3", names[-1]: 1}, tensors)
+    assert f"settings that are not read: {'b' * 64}\n" in rapt("layer", "long").stdout
+
+
 def test_layer_lists_those_of_a_whole_model(rapt, tmp_path):
     config, tensors = make_layers.layers()["llama_block"]
     own = config.pop("rapt")

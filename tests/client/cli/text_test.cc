@@ -9,6 +9,7 @@
 #include "client/cli/labels.h"
 #include "client/cli/terminal_heat_map.h"
 #include "client/console/json.h"
+#include "client/console/printable.h"
 #include "client/console/xml.h"
 
 namespace rapt {
@@ -44,6 +45,14 @@ TEST(LabelsTest, OfAFileMayEndAsOnWindows) {
   const std::string path = ::testing::TempDir() + "labels.txt";
   std::ofstream(path, std::ios::binary) << "le\r\nchat\r\n";
   EXPECT_THAT(*ParseLabels("--keys", "@" + path, 2), ElementsAre("le", "chat"));
+}
+
+TEST(PrintableTest, ShowsControlCharactersAndBytesThatAreNotUtf8) {
+  EXPECT_EQ(Printable("été 日本 😀 \\ '"), "été 日本 😀 \\ '");
+  EXPECT_EQ(Printable("a\x1b[31m\r\n\t\x7f"), R"(a\x1b[31m\x0d\x0a\x09\x7f)");
+  EXPECT_EQ(Printable(absl::string_view("\0", 1)), R"(\x00)");
+  EXPECT_EQ(Printable("\xc2\x9b|\xc2\xa0"), "\\xc2\\x9b|\xc2\xa0");  // CSI in one character
+  EXPECT_EQ(Printable("\xff|\xc3|\xed\xa0\x80"), R"(\xff|\xc3|\xed\xa0\x80)");
 }
 
 TEST(XmlTest, EscapesMarkupAndReplacesWhatXmlCannotContain) {
