@@ -233,7 +233,8 @@ TEST(MakePlanTest, FlopsCountVisibleKeysOnly) {
   EXPECT_NEAR(causal->flops / all->flops, 0.5, 0.01);
 }
 
-// The diagonal of causal decoding is at the last valid key, so the query sees all valid keys.
+// With these alignments, the diagonal of causal decoding is at the last valid key, so the query
+// sees all valid keys.
 TEST(MakePlanTest, CountsTheKeysOfDecodingWithLengths) {
   Problem problem{.batch = 1,
                   .query_heads = 32,
@@ -244,9 +245,12 @@ TEST(MakePlanTest, CountsTheKeysOfDecodingWithLengths) {
                   .value_head_size = 64,
                   .causal = true};
   problem.has_key_lengths = true;
-  const absl::StatusOr<Plan> plan = MakePlan(problem, {.backend = "cpu"});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_DOUBLE_EQ(plan->flops, 2.0 * 32 * 4096 * (64 + 64));
+  for (const Alignment alignment : {Alignment::kBottomRight, Alignment::kOnnx}) {
+    problem.alignment = alignment;
+    const absl::StatusOr<Plan> plan = MakePlan(problem, {.backend = "cpu"});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_DOUBLE_EQ(plan->flops, 2.0 * 32 * 4096 * (64 + 64));
+  }
 }
 
 TEST(MakePlanTest, ADeclinedProblemIsUnimplementedWithTheBackendsReason) {
