@@ -553,8 +553,9 @@ TEST_F(CacheStoreTest, RefusesShapesThatAreNotAllowed) {
     refused({.shapes = {{.token = kToken}}, .reserve_tokens = bad});
   }
   refused({.shapes = {{.token = kToken}}, .lease = seconds(-1)});
-  ExpectFails(store_.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = kCounts.most}).status(),
-              absl::StatusCode::kResourceExhausted, Reason::kPages);
+  ExpectFails(
+      store_.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = kCounts.most}).status(),
+      absl::StatusCode::kResourceExhausted, Reason::kPages);
   EXPECT_EQ(store_.caches(), 0);
 }
 
