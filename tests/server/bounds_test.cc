@@ -801,6 +801,9 @@ TEST_F(BoundsTest, Parameters) {
   (*linear.mutable_parameters())["q_num_heads"].set_int64_param(kHeads);
   (*linear.mutable_parameters())["kv_num_heads"].set_int64_param(kHeads);
   (*linear.mutable_parameters())["update_rule"].set_string_param("linear");
+  auto lsh = InferMessage("lsh_attention", {{"QK", kOfHeads}, {"V", kOfHeads}});
+  (*lsh.mutable_parameters())["chunk_length"].set_int64_param(1);
+  (*lsh.mutable_parameters())["seed"].set_int64_param(1);
   const std::vector<Case> cases = {
       {InferMessage(), attributes},
       {InferMessage("attention_backward",
@@ -816,7 +819,7 @@ TEST_F(BoundsTest, Parameters) {
       {linear,
        {"q_num_heads", "kv_num_heads", "chunk_size", "num_features", "seed", "error_rows",
         "state_type"}},
-      {InferMessage("lsh_attention", {{"QK", kOfHeads}, {"V", kOfHeads}}),
+      {lsh,
        {"num_hashes", "num_buckets", "chunk_length", "chunks_before", "chunks_after", "seed"}}};
   for (const auto& [valid, names] : cases) {
     Talk computed(channel_, std::nullopt);

@@ -175,7 +175,8 @@ TEST_F(ServerTest, AnnouncesTheExtensionsThatWork) {
   EXPECT_EQ(metadata.name(), "rapt");
   EXPECT_FALSE(metadata.version().empty());
   EXPECT_THAT(metadata.extensions(),
-              UnorderedElementsAre("statistics", "parameters", "model_configuration"));
+              UnorderedElementsAre("statistics", "parameters", "model_configuration",
+                                   "binary_tensor_data"));
 }
 
 TEST_F(ServerTest, TheModelsConfigurationAgreesWithItsMetadata) {

@@ -129,18 +129,16 @@ class Server::Wire final : public ConnectionOwner {
         entrance == Entrance::kFull ? server_.waits_->FirstToClose() : Waits::First();
     if (first.wire == nullptr) return server_.counts_.Refuse();
     if (first.wire != this) return first.wire->Assign(std::move(socket), peer);
-    if (!Replace(*first.entry, network)) return server_.counts_.Refuse();
+    Entry& replaced = *first.entry;
+    // The counts change at once, so that no third connection takes the place. False if the network
+    // is at its limit.
+    if (!server_.counts_.Replace(replaced.network, network)) return server_.counts_.Refuse();
+    replaced.is_counted = false;
+    const auto closed = replaced.connection->shared_from_this();
+    // The new one waits before the other one ends: in between, other threads would find fewer
+    // connections of a flood than there are, and close those of others.
     Begin(std::move(socket), peer, network);
-  }
-
-  // Closes a connection of this thread, whose place then belongs to a new one of the network. The
-  // counts change at once, so that no third connection takes the place. Returns false, and closes
-  // none, if the network is at its limit.
-  bool Replace(Entry& entry, const PeerNetwork& network) {
-    if (!server_.counts_.Replace(entry.network, network)) return false;
-    entry.is_counted = false;
-    entry.connection->Close();
-    return true;
+    closed->Close();
   }
 
   // The connection is counted.
