@@ -2008,9 +2008,9 @@ def test_diagnose_says_whether_estimates_fit(rapt, save, where):
 @pytest.mark.parametrize("page, least", [("variants.md", 20), ("gradients.md", 6)])
 def test_every_command_of_the_pages_works(rapt, tmp_path, where, page, least):
     text = (DOCS / page).read_text()
-    code, commands = re.search(r'^    python3 -c "\n(.*?)^    "\n(.*)', text, re.MULTILINE | re.DOTALL).groups()
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, check=True)
-    ran = [shlex.split(command) for command in re.findall(r"^    rapt (.*)", commands, re.MULTILINE)]
+    for code in re.findall(r'^    python3 -c "\n(.*?)^    "\n', text, re.MULTILINE | re.DOTALL):
+        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, check=True)
+    ran = [shlex.split(command) for command in re.findall(r"^    rapt (.*)", text, re.MULTILINE)]
     assert len(ran) >= least
     for words in ran:
         rapt(*[word for word in words if word != "--local" or where])
