@@ -69,7 +69,9 @@ def test_a_signal_ends_a_server_that_probes_its_gpu(number):
     server = subprocess.Popen(
         [program, "--backend=cudnn", "--cudnn_libraries=stuck"], stderr=subprocess.PIPE, text=True
     )
-    child = int(re.fullmatch(r"trial in process (\d+)\n", server.stderr.readline()).group(1))
+    # After warnings, of the variables that this test reads.
+    trials = (re.fullmatch(r"trial in process (\d+)\n", line) for line in iter(server.stderr.readline, ""))
+    child = int(next(trial for trial in trials if trial).group(1))
     server.send_signal(number)
     _, log = server.communicate(timeout=STOP_SECONDS)
     assert server.returncode == 0
