@@ -70,8 +70,8 @@ Problem RowsProblem(const RaggedCall& call, int64_t rows) {
 double VisiblePairs(const RaggedItem& item, const VisibleTokens& visible) {
   double keys = static_cast<double>(visible.first.end - visible.first.begin);
   const int64_t recent = std::max<int64_t>(0, visible.recent.end - visible.recent.begin);
-  keys +=
-      static_cast<double>(item.left_window < 0 ? recent : std::min(recent, item.left_window + 1));
+  const bool sees_all = item.left_window < 0 || item.left_window >= recent;
+  keys += static_cast<double>(sees_all ? recent : item.left_window + 1);
   return keys * static_cast<double>(item.rows);
 }
 
