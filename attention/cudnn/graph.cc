@@ -301,7 +301,8 @@ SdpaGraph PagedGraphOf(const RaggedCall& call, const GraphPages& pages, const Pa
   if (rows == 1 && !window) return graph;
   graph.bottom_right = true;
   graph.right_bound = 0;
-  if (window) graph.left_bound = *window + 1;
+  // A window beyond the keys hides none.
+  if (window) graph.left_bound = std::min(*window, graph.key_length) + 1;
   return graph;
 }
 
