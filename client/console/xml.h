@@ -8,8 +8,8 @@
 
 namespace rapt {
 
-// Escapes text for elements and quoted attributes. What XML 1.0 cannot contain becomes U+FFFD:
-// control characters, U+FFFE, U+FFFF and bytes that are not UTF-8.
+// Escapes text for elements and quoted attributes. Control characters, U+FFFE, U+FFFF and bytes
+// that are not UTF-8 become U+FFFD, because XML 1.0 cannot contain them.
 std::string EscapeXml(absl::string_view text);
 
 }  // namespace rapt
