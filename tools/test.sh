@@ -87,7 +87,7 @@ dev_gpu_test() {
 dev_mutate() {
   need_packages
   need_python "$PYTHON_ENV" tests/conformance/requirements.txt
-  tests/mutants/run "$@"
+  tests/mutants/mutate.py "$@"
 }
 
 # Requires an idle machine.
