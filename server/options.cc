@@ -31,6 +31,7 @@
 #include "attention/problem_text.h"
 #include "base/arguments.h"
 #include "base/checked_math.h"
+#include "base/host_port.h"
 #include "base/invalid.h"
 #include "base/range.h"
 #include "base/version.h"
@@ -446,36 +447,23 @@ std::string HelpText() {
   return text;
 }
 
-struct HostAndPort {
-  std::string host;
-  int port;
-};
-
-std::optional<HostAndPort> SplitAddress(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0) return std::nullopt;
-  int port;
-  if (!absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 || port > 65535) {
-    return std::nullopt;
-  }
-  return HostAndPort{address.substr(0, colon), port};
-}
-
-bool IsLoopback(const std::string& host) {
-  if (host == "localhost" || host == "[::1]") return true;
+bool IsLoopback(const HostPort& parts) {
+  if (parts.host == "localhost" || parts.host == "[::1]") return true;
   in_addr address;
-  return inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
+  return inet_pton(AF_INET, parts.node().c_str(), &address) == 1 &&
+         (ntohl(address.s_addr) >> 24) == 127;
 }
 
 // `may_be_public`: the traffic is encrypted or need not be.
 absl::Status CheckAddress(absl::string_view flag_name, const std::string& address,
                           bool may_be_public) {
-  const std::optional<HostAndPort> parts = SplitAddress(address);
-  if (!parts) {
-    return Invalid("--", flag_name, " is '", address,
-                   "'; it must be host:port, the port from 0 to 65535");
+  const std::optional<HostPort> parts = ParseHostPort(address);
+  if (!parts || !parts->has_both()) {
+    return Invalid(
+        "--", flag_name, " is '", address,
+        "'; it must be host:port, an IPv6 address in brackets, the port from 0 to 65535");
   }
-  if (may_be_public || IsLoopback(parts->host)) return absl::OkStatus();
+  if (may_be_public || IsLoopback(*parts)) return absl::OkStatus();
   return Invalid("--", flag_name, " is '", address,
                  "', which is not loopback; plain text there needs --insecure");
 }
@@ -510,22 +498,13 @@ bool IsOrigin(absl::string_view text) {
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits("://", 1));
   const auto& [scheme, authority] = parts;
-  absl::string_view host = authority, port;
-  if (const size_t colon = authority.rfind(':');
-      colon != absl::string_view::npos && !absl::EndsWith(authority, "]")) {
-    host = authority.substr(0, colon);
-    port = authority.substr(colon + 1);
-    int number = 0;
-    if (!absl::SimpleAtoi(port, &number) || number < 1 || number > 65535 ||
-        absl::StrCat(number) != port) {
-      return false;
-    }
-  }
-  const bool is_ipv6 = absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]") &&
-                       host.find_first_not_of("0123456789abcdef:.") == absl::string_view::npos;
-  return IsHostText(scheme) && (is_ipv6 || IsHostText(host)) &&
-         std::none_of(text.begin(), text.end(), absl::ascii_isupper) &&
-         !(scheme == "http" && port == "80") && !(scheme == "https" && port == "443");
+  const std::optional<HostPort> host_port = ParseHostPort(authority);
+  if (!host_port) return false;
+  const auto& [host, port] = *host_port;
+  return IsHostText(scheme) && (IsHostText(host) || absl::StartsWith(host, "[")) &&
+         (port ? absl::StrCat(host, ":", *port) : host) == authority &&
+         std::none_of(text.begin(), text.end(), absl::ascii_isupper) && port != 0 &&
+         !(scheme == "http" && port == 80) && !(scheme == "https" && port == 443);
 }
 
 absl::Status CheckOrigins(const std::string& origins) {

@@ -22,6 +22,7 @@
 #include "attention/cudnn/cudnn_backend.h"
 #include "base/buffer_pool.h"
 #include "base/clock.h"
+#include "base/host_port.h"
 #include "base/log.h"
 #include "base/timer.h"
 #include "base/version.h"
@@ -227,7 +228,7 @@ std::optional<http::HostNames> HostNamesOf(const Options& options) {
 }
 
 std::string WithPort(const std::string& address, int port) {
-  return absl::StrCat(address.substr(0, address.rfind(':') + 1), port);
+  return absl::StrCat(ParseHostPort(address)->host, ":", port);
 }
 
 // Everything that is checked before the server is built.

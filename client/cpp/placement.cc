@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/host_port.h"
 #include "base/mutex.h"
 
 namespace rapt::client {
@@ -33,30 +35,18 @@ std::string TextOf(const addrinfo& address) {
                       port);
 }
 
-struct DnsName {
-  std::string host;
-  std::string port;
-};
-
-// Of "dns:///NAME:PORT". InvalidArgument without either.
-absl::StatusOr<DnsName> ParseDns(const std::string& address) {
-  const absl::string_view text = absl::StripPrefix(address, kDns);
-  const size_t colon = text.rfind(':');
-  if (colon != absl::string_view::npos && colon > 0 && colon + 1 < text.size()) {
-    return DnsName{std::string(text.substr(0, colon)), std::string(text.substr(colon + 1))};
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("address is ", address, "; it must be dns:///NAME:PORT"));
-}
-
+// REQUIRES: the address begins with kDns.
 absl::StatusOr<std::vector<std::string>> Resolve(const std::string& address) {
-  const absl::StatusOr<DnsName> name = ParseDns(address);
-  if (!name.ok()) return name.status();
+  const std::optional<HostPort> name = ParseHostPort(absl::StripPrefix(address, kDns));
+  if (!name || !name->has_both()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address is ", address, "; it must be dns:///NAME:PORT"));
+  }
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(name->host.c_str(), name->port.c_str(), &hints, &found);
+  const int error = getaddrinfo(name->node().c_str(), name->service().c_str(), &hints, &found);
   if (error != 0) {
     return absl::UnavailableError(
         absl::StrCat("can't resolve ", address, ": ", gai_strerror(error)));
@@ -155,7 +145,7 @@ class Placement::State {
     Options options = options_;
     // Certificates are for the name.
     if (options.tls && options.tls->server_name.empty()) {
-      options.tls->server_name = ParseDns(address)->host;
+      options.tls->server_name = ParseHostPort(absl::StripPrefix(address, kDns))->node();
     }
     for (const std::string& server : *servers) wanted.emplace(server, options);
     return absl::OkStatus();

@@ -5,24 +5,13 @@
 #include <openssl/ssl.h>
 
 #include <cstring>
+#include <optional>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "base/host_port.h"
 
 namespace rapt::client {
 namespace {
-
-// "host:80" or "[::1]:80" -> host and port; an empty port if there is none.
-std::pair<std::string, std::string> Split(absl::string_view address) {
-  const size_t colon = address.rfind(':');
-  if (colon == absl::string_view::npos || absl::EndsWith(address, "]")) {
-    return {std::string(address), ""};
-  }
-  absl::string_view host = address.substr(0, colon);
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
-  return {std::string(host), std::string(address.substr(colon + 1))};
-}
 
 absl::Status Unusable(absl::string_view what, const std::string& path) {
   ERR_clear_error();
@@ -35,9 +24,7 @@ absl::StatusOr<HttpTarget> HttpTarget::Make(const std::string& address, const Op
   HttpTarget target;
   target.address_ = address;
   target.token_ = options.token;
-  const auto [host, port] = Split(address);
-  target.server_name_ = host;
-  absl::Status status = target.Resolve(host, port);
+  absl::Status status = target.Resolve();
   if (status.ok() && options.tls) status = target.UseTls(*options.tls);
   if (status.ok() && !options.token.empty() && !options.tls) {
     status =
@@ -47,16 +34,18 @@ absl::StatusOr<HttpTarget> HttpTarget::Make(const std::string& address, const Op
   return target;
 }
 
-absl::Status HttpTarget::Resolve(const std::string& host, const std::string& port) {
-  if (host.empty() || port.empty() || absl::StartsWith(address_, "unix:") ||
-      absl::StrContains(address_, "//")) {
+absl::Status HttpTarget::Resolve() {
+  const std::optional<HostPort> parts = ParseHostPort(address_);
+  if (!parts || !parts->has_both()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the address is '", address_, "'; over HTTP it must be HOST:PORT"));
   }
+  server_name_ = parts->node();
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
+  if (const int error = getaddrinfo(server_name_.c_str(), parts->service().c_str(), &hints, &found);
+      error != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("can't resolve '", address_, "': ", gai_strerror(error)));
   }

@@ -44,7 +44,7 @@ class HttpTarget {
 
  private:
   HttpTarget() = default;
-  absl::Status Resolve(const std::string& host, const std::string& port);
+  absl::Status Resolve();
   absl::Status UseTls(const TlsOptions& options);
 
   std::string address_, server_name_, token_;

@@ -9,9 +9,9 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/host_port.h"
 
 namespace rapt {
 namespace {
@@ -95,13 +95,10 @@ ListeningSockets ListenOnAll(const addrinfo* addresses) {
 }
 
 absl::StatusOr<ListeningSockets> ListenOn(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  std::string host = address.substr(0, colon);
-  const std::string port = address.substr(colon + 1);
-  if (absl::StartsWith(host, "[")) host = host.substr(1, host.size() - 2);
+  const HostPort parts = ParseHostPort(address).value();
   ListeningSockets bound;
-  if (host == "0.0.0.0") bound = ListenOnAll(Resolve("::", port).get());
-  if (bound.descriptors.empty()) bound = ListenOnAll(Resolve(host, port).get());
+  if (parts.host == "0.0.0.0") bound = ListenOnAll(Resolve("::", parts.service()).get());
+  if (bound.descriptors.empty()) bound = ListenOnAll(Resolve(parts.node(), parts.service()).get());
   if (!bound.descriptors.empty()) return bound;
   return absl::UnavailableError(absl::StrCat(
       "can't listen on ", address, "; the port may be in use, or the address may not be local"));

@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/host_port.h"
 #include "base/log.h"
 
 namespace rapt::http {
@@ -291,12 +292,12 @@ absl::string_view Connection::Authority() const {
 
 std::optional<Response> Connection::CheckHost() const {
   for (const absl::string_view text : {request_.Value("host").value_or(""), Authority()}) {
-    if (HostOf(text)) continue;
+    if (ParseHostPort(text)) continue;
     return ErrorResponse(400, absl::StrCat("the host is '", absl::CHexEscape(text.substr(0, 64)),
                                            "'; it must be a name or an address, with a port from "
                                            "0 to 65535 or none, and no user"));
   }
-  const absl::string_view host = *HostOf(Authority());
+  const absl::string_view host = ParseHostPort(Authority())->host;
   const std::optional<HostNames>& ours = owner_.settings().hosts;
   if (!ours || ours->Contains(host)) return std::nullopt;
   return ErrorResponse(403, absl::StrCat("the host is '", host.substr(0, 64),

@@ -2,7 +2,6 @@
 #ifndef RAPT_SERVER_WIRE_HTTP_HOST_NAMES_H_
 #define RAPT_SERVER_WIRE_HTTP_HOST_NAMES_H_
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,10 +9,6 @@
 #include "absl/strings/string_view.h"
 
 namespace rapt::http {
-
-// Returns the host of "host" or "host:port": a name, an IPv4 address, or an IPv6 address in
-// brackets; nullopt if the text is malformed. It may be empty.
-std::optional<absl::string_view> HostOf(absl::string_view authority);
 
 // Whether a host is a server's own. A web page whose author lets its name resolve to the server
 // (DNS rebinding) is of the server's origin to a browser, but its requests name the page's host.
@@ -23,6 +18,7 @@ class HostNames {
   explicit HostNames(std::vector<std::string> names) : names_(std::move(names)) {}
 
   // True for the names, localhost and every IP address, which no name server can redirect.
+  // REQUIRES: ParseHostPort() returned the host.
   bool Contains(absl::string_view host) const;
 
  private:

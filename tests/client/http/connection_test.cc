@@ -212,7 +212,9 @@ TEST(HttpTargetTest, RefusesWhatItCannotUse) {
   EXPECT_THAT(error("unix:/tmp/socket"), HasSubstr("it must be HOST:PORT"));
   EXPECT_THAT(error("dns:///localhost:80"), HasSubstr("it must be HOST:PORT"));
   EXPECT_THAT(error("localhost"), HasSubstr("it must be HOST:PORT"));
-  EXPECT_THAT(error("127.0.0.1:http-or-so"), StartsWith("can't resolve"));
+  EXPECT_THAT(error("127.0.0.1:http-or-so"), HasSubstr("it must be HOST:PORT"));
+  EXPECT_THAT(error("127.0.0.1:65536"), HasSubstr("it must be HOST:PORT"));
+  EXPECT_THAT(error("rapt.invalid:80"), StartsWith("can't resolve"));
   EXPECT_THAT(error("127.0.0.1:80", {.token = "secret"}), HasSubstr("never sent in plain text"));
   EXPECT_THAT(error("127.0.0.1:80", {.tls = TlsOptions{.ca_file = "/none"}}),
               HasSubstr("the certificate authorities /none"));
