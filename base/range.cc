@@ -20,12 +20,15 @@ std::string UpperEnd(int64_t most) {
 
 }  // namespace
 
-absl::Status CheckRange(absl::string_view name, int64_t value, IntegerRange range) {
+absl::Status CheckRange(absl::string_view name, absl::int128 value, IntegerRange range) {
   if (value >= range.least && value <= range.most) return absl::OkStatus();
-  const std::string allowed = range.most == std::numeric_limits<int64_t>::max()
+  const bool is_small = value < range.least;
+  const std::string number = is_small ? absl::StrCat(static_cast<int64_t>(value))
+                                      : absl::StrCat(static_cast<uint64_t>(value));
+  const std::string allowed = is_small && range.most == std::numeric_limits<int64_t>::max()
                                   ? absl::StrCat("at least ", range.least)
                                   : absl::StrCat("in [", range.least, ", ", UpperEnd(range.most));
-  return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, "; it must be ", allowed));
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", number, "; it must be ", allowed));
 }
 
 }  // namespace rapt

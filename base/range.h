@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
@@ -22,7 +23,7 @@ struct IntegerRange {
 inline constexpr IntegerRange kCounts = {0, (int64_t{1} << 62) - 1};
 
 // Returns InvalidArgument, "NAME is -1; it must be in [0, 2^62)", if the value is outside.
-absl::Status CheckRange(absl::string_view name, int64_t value, IntegerRange range);
+absl::Status CheckRange(absl::string_view name, absl::int128 value, IntegerRange range);
 
 }  // namespace rapt
 

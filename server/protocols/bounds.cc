@@ -1,12 +1,14 @@
 #include "server/protocols/bounds.h"
 
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/reflection.h>
 
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "attention/problem.h"
 #include "server/cache/cache_store.h"
@@ -144,7 +146,7 @@ constexpr FieldBounds kTable[] = {
     {"grpc.reflection.v1alpha.ExtensionRequest.extension_number", kAll},
 };
 
-// A field to check, or one whose messages have such fields.
+// A field to check, or one whose messages may have such fields.
 struct Checked {
   const pb::FieldDescriptor* field;
   IntegerRange range;
@@ -153,9 +155,9 @@ struct Checked {
 using Checks = absl::flat_hash_map<const pb::Descriptor*, std::vector<Checked>>;
 using Ranges = absl::flat_hash_map<const pb::FieldDescriptor*, IntegerRange>;
 
-Ranges RangesToCheck() {
+Ranges RangesToCheck(absl::Span<const FieldBounds> table) {
   Ranges ranges;
-  for (const FieldBounds& row : kTable) {
+  for (const FieldBounds& row : table) {
     if (row.check != kByTable || row.range == kAll) continue;
     const auto* field =
         pb::DescriptorPool::generated_pool()->FindFieldByName(std::string(row.field));
@@ -164,9 +166,10 @@ Ranges RangesToCheck() {
   return ranges;
 }
 
-// Returns whether a message has fields to check.
+// Returns whether a message may have fields to check.
 bool Add(const pb::Descriptor& message, const Ranges& ranges, Checks& all) {
   if (const auto found = all.find(&message); found != all.end()) return !found->second.empty();
+  all[&message].emplace_back();  // a message within itself may have some
   std::vector<Checked> checks;
   for (int n = 0; n < message.field_count(); ++n) {
     const pb::FieldDescriptor* field = message.field(n);
@@ -180,18 +183,15 @@ bool Add(const pb::Descriptor& message, const Ranges& ranges, Checks& all) {
   return !(all[&message] = std::move(checks)).empty();
 }
 
-const Checks& AllChecks() {
-  static const auto* const checks = [] {
-    auto* all = new Checks;
-    const Ranges ranges = RangesToCheck();
-    for (const auto& [field, range] : ranges) {
-      for (int n = 0; n < field->file()->message_type_count(); ++n) {
-        Add(*field->file()->message_type(n), ranges, *all);
-      }
+Checks ChecksOf(absl::Span<const FieldBounds> table) {
+  Checks all;
+  const Ranges ranges = RangesToCheck(table);
+  for (const auto& [field, range] : ranges) {
+    for (int n = 0; n < field->file()->message_type_count(); ++n) {
+      Add(*field->file()->message_type(n), ranges, all);
     }
-    return all;
-  }();
-  return *checks;
+  }
+  return all;
 }
 
 // Where a message is in the request: field `name` of the outer one, or its element `index`.
@@ -208,48 +208,62 @@ struct Place {
   }
 };
 
-absl::Status Check(const pb::Message& message, const Place& place);
+absl::Status Check(const Checks& all, const pb::Message& message, const Place& place);
 
-int64_t NumberIn(const pb::Message& message, const pb::FieldDescriptor& field, int index) {
+template <typename Number>
+absl::int128 NumberIn(const pb::Message& message, const pb::FieldDescriptor& field, int index,
+                      Number (pb::Reflection::*get)(const pb::Message&, const pb::FieldDescriptor*)
+                          const) {
   const pb::Reflection& fields = *message.GetReflection();
-  if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_INT32) {
-    return index < 0 ? fields.GetInt32(message, &field)
-                     : fields.GetRepeatedInt32(message, &field, index);
+  return index < 0 ? (fields.*get)(message, &field)
+                   : fields.GetRepeatedFieldRef<Number>(message, &field).Get(index);
+}
+
+absl::int128 NumberIn(const pb::Message& message, const pb::FieldDescriptor& field, int index) {
+  switch (field.cpp_type()) {
+    case pb::FieldDescriptor::CPPTYPE_INT32:
+      return NumberIn(message, field, index, &pb::Reflection::GetInt32);
+    case pb::FieldDescriptor::CPPTYPE_UINT32:
+      return NumberIn(message, field, index, &pb::Reflection::GetUInt32);
+    case pb::FieldDescriptor::CPPTYPE_UINT64:
+      return NumberIn(message, field, index, &pb::Reflection::GetUInt64);
+    default:
+      return NumberIn(message, field, index, &pb::Reflection::GetInt64);
   }
-  return index < 0 ? fields.GetInt64(message, &field)
-                   : fields.GetRepeatedInt64(message, &field, index);
 }
 
 // Checks the field, or if it is repeated, its element `index`.
-absl::Status Check(const pb::Message& message, const Checked& checked, int index,
+absl::Status Check(const Checks& all, const pb::Message& message, const Checked& checked, int index,
                    const Place& outer) {
   const pb::FieldDescriptor& field = *checked.field;
   const Place place = {&outer, field.name(), index};
   if (field.message_type() != nullptr) {
     const pb::Reflection& fields = *message.GetReflection();
-    return Check(index < 0 ? fields.GetMessage(message, &field)
+    return Check(all,
+                 index < 0 ? fields.GetMessage(message, &field)
                            : fields.GetRepeatedMessage(message, &field, index),
                  place);
   }
-  const int64_t number = NumberIn(message, field, index);
+  const absl::int128 number = NumberIn(message, field, index);
   const auto [least, most] = checked.range;
   if (number >= least && number <= most) return absl::OkStatus();
   return CheckRange(place.ToText(), number, checked.range);
 }
 
-absl::Status Check(const pb::Message& message, const Place& place) {
-  const auto checks = AllChecks().find(message.GetDescriptor());
-  if (checks == AllChecks().end()) return absl::OkStatus();
+absl::Status Check(const Checks& all, const pb::Message& message, const Place& place) {
+  const auto checks = all.find(message.GetDescriptor());
+  if (checks == all.end()) return absl::OkStatus();
   const pb::Reflection& fields = *message.GetReflection();
   for (const Checked& checked : checks->second) {
     const pb::FieldDescriptor* field = checked.field;
     if (!field->is_repeated()) {
       if (field->has_presence() && !fields.HasField(message, field)) continue;
-      if (absl::Status status = Check(message, checked, -1, place); !status.ok()) return status;
+      if (absl::Status status = Check(all, message, checked, -1, place); !status.ok())
+        return status;
       continue;
     }
     for (int n = 0; n < fields.FieldSize(message, field); ++n) {
-      if (absl::Status status = Check(message, checked, n, place); !status.ok()) return status;
+      if (absl::Status status = Check(all, message, checked, n, place); !status.ok()) return status;
     }
   }
   return absl::OkStatus();
@@ -259,8 +273,13 @@ absl::Status Check(const pb::Message& message, const Place& place) {
 
 absl::Span<const FieldBounds> IntegerBounds() { return kTable; }
 
+absl::Status CheckIntegers(absl::Span<const FieldBounds> table, const pb::Message& message) {
+  return Check(ChecksOf(table), message, Place());
+}
+
 absl::Status ParseRequest(const std::string& bytes, pb::Message& request) {
-  if (request.ParseFromString(bytes)) return Check(request, Place());
+  static const auto* const checks = new Checks(ChecksOf(kTable));
+  if (request.ParseFromString(bytes)) return Check(*checks, request, Place());
   return absl::InvalidArgumentError(
       absl::StrCat("the message is not a valid ", request.GetTypeName()));
 }

@@ -28,8 +28,12 @@ struct FieldBounds {
 // A row for each integer field of the requests of all services.
 absl::Span<const FieldBounds> IntegerBounds();
 
-// Parses a request, perhaps without its payloads. InvalidArgument names the field, the value and
-// the range.
+// Checks the fields that the table's rows name. InvalidArgument names the field, the value and the
+// range.
+absl::Status CheckIntegers(absl::Span<const FieldBounds> table,
+                           const google::protobuf::Message& message);
+
+// Parses a request, perhaps without its payloads, and checks it by IntegerBounds().
 absl::Status ParseRequest(const std::string& bytes, google::protobuf::Message& request);
 
 }  // namespace rapt

@@ -33,6 +33,8 @@ TEST(RangeTest, AnErrorHasTheNameTheValueAndTheRange) {
   EXPECT_EQ(Message(int64_t{1} << 62, kCounts),
             "n is 4611686018427387904; it must be in [0, 2^62)");
   EXPECT_EQ(Message(0, {1, kLargest}), "n is 0; it must be at least 1");
+  EXPECT_EQ(CheckRange("n", ~uint64_t{0}, {1, kLargest}).message(),
+            "n is 18446744073709551615; it must be in [1, 2^63)");
   EXPECT_EQ(Message(0, {1, 5'000'000'000}), "n is 0; it must be in [1, 5000000000]");
 }
 

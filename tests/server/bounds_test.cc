@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/descriptor.pb.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/rpc_method.h>
 #include <grpcpp/support/sync_stream.h>
@@ -117,6 +118,37 @@ TEST(BoundsTableTest, EveryIntegerOfEveryRequestHasARow) {
   for (const std::string& field : rows) {
     EXPECT_TRUE(integers.contains(field)) << field << " is in no request";
   }
+}
+
+TEST(BoundsTableTest, NumbersOfEveryTypeAreCheckedInMessagesWithinThemselves) {
+  const FieldBounds table[] = {
+      {"google.protobuf.FieldDescriptorProto.number", {1, 9}},
+      {"google.protobuf.UninterpretedOption.positive_int_value", {0, kMost64}},
+      {"google.protobuf.UninterpretedOption.negative_int_value", {-5, -1}},
+      {"google.protobuf.SourceCodeInfo.Location.path", {0, 3}}};
+  google::protobuf::FileDescriptorProto file;
+  google::protobuf::DescriptorProto& inner = *file.add_message_type()->add_nested_type();
+  google::protobuf::UninterpretedOption& option =
+      *inner.mutable_options()->add_uninterpreted_option();
+  option.set_positive_int_value(kMost64);
+  EXPECT_TRUE(CheckIntegers(table, file).ok());
+  option.set_positive_int_value(~uint64_t{0});
+  EXPECT_EQ(CheckIntegers(table, file).message(),
+            "message_type[0].nested_type[0].options.uninterpreted_option[0].positive_int_value is "
+            "18446744073709551615; it must be in [0, 2^63)");
+  option.set_positive_int_value(0);
+  option.set_negative_int_value(0);
+  EXPECT_THAT(std::string(CheckIntegers(table, file).message()),
+              HasSubstr("negative_int_value is 0; it must be in [-5, -1]"));
+  option.set_negative_int_value(-1);
+  inner.add_nested_type()->add_field()->set_number(10);
+  EXPECT_EQ(CheckIntegers(table, file).message(),
+            "message_type[0].nested_type[0].nested_type[0].field[0].number is 10; it must be in "
+            "[1, 9]");
+  inner.clear_nested_type();
+  file.mutable_source_code_info()->add_location()->add_path(4);
+  EXPECT_EQ(CheckIntegers(table, file).message(),
+            "source_code_info.location[0].path[0] is 4; it must be in [0, 3]");
 }
 
 // --- Values --------------------------------------------------------------------------------------
