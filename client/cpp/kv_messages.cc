@@ -33,12 +33,13 @@ void Seal(Part& part) {
   part.set_crc32(Crc32(part.SerializeAsString()));
 }
 
-// Returns whether a part has its checksum, and removes it.
+// Removes the checksum of a part. Returns what is wrong with it, or nothing.
 template <typename Part>
-bool Unseal(Part& part) {
+absl::string_view Unseal(Part& part) {
+  if (!part.has_crc32()) return "crc32 is missing";
   const uint32_t crc = part.crc32();
   part.clear_crc32();
-  return Crc32(part.SerializeAsString()) == crc;
+  return Crc32(part.SerializeAsString()) == crc ? "" : "crc32 is wrong: the data is damaged";
 }
 
 v1::KvChunk Encode(const CacheHeader& header) {
@@ -92,7 +93,9 @@ absl::StatusOr<CacheHeader> KvMessageReader::Begin() {
   if (status.ok()) status = Read(message);
   if (!status.ok()) return status;
   if (!message.has_header()) return Malformed("the first message is not a header");
-  if (!Unseal(*message.mutable_header())) return Malformed("the header's crc32 is wrong");
+  if (const absl::string_view why = Unseal(*message.mutable_header()); !why.empty()) {
+    return Malformed(absl::StrCat("the header's ", why));
+  }
   const absl::StatusOr<DType> dtype = FromProto("the cache", message.header().cache().dtype());
   if (!dtype.ok()) return Malformed("the cache has an unknown data type");
   if (!v1::Storage_IsValid(message.header().cache().storage())) {
@@ -113,7 +116,9 @@ absl::StatusOr<std::optional<CacheChunk>> KvMessageReader::Next() {
     return std::optional<CacheChunk>(*std::move(chunk));
   }
   if (!message.has_end()) return Malformed("a message has neither tokens nor an end");
-  if (!Unseal(*message.mutable_end())) return Malformed("the end's crc32 is wrong");
+  if (const absl::string_view why = Unseal(*message.mutable_end()); !why.empty()) {
+    return Malformed(absl::StrCat("the end's ", why));
+  }
   if (message.end().chunks() != chunks_) {
     return Malformed(
         absl::StrCat("the end counts ", message.end().chunks(), " chunks; ", chunks_, " came"));
@@ -126,7 +131,7 @@ absl::StatusOr<CacheChunk> KvMessageReader::Decode(v1::KvTokens tokens) const {
   const auto fail = [&](absl::string_view why) {
     return Malformed(absl::StrCat("chunk ", chunks_, ": ", why));
   };
-  if (!Unseal(tokens)) return fail("crc32 is wrong");
+  if (const absl::string_view why = Unseal(tokens); !why.empty()) return fail(why);
   const LayerShape* const layer = ShapeOf(header_, tokens.layer());
   if (layer == nullptr) return fail(absl::StrCat("the cache has no layer ", tokens.layer()));
   const int64_t value_size =

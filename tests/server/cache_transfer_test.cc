@@ -27,7 +27,9 @@ namespace {
 
 using grpc::StatusCode;
 using std::chrono::seconds;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Stub = v1::CacheService::Stub;
 using Chunks = std::vector<v1::KvChunk>;
 
@@ -423,6 +425,34 @@ TEST_F(CacheTransferTest, ABrokenStreamLeavesNothing) {
   Close(*source_, cache.id());
 }
 
+TEST_F(CacheTransferTest, AMissingChecksumIsNoDamage) {
+  const v1::Cache cache = Create(*source_, CreateOf());
+  Append(*source_, cache, 0, 0, 1, rng_);
+  const Chunks right = Export(*source_, cache.id()).chunks;
+  const auto error = [&](const Chunks& chunks) {
+    v1::Cache imported;
+    const grpc::Status status = Import(*target_, chunks, imported);
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+    return status.error_message();
+  };
+  const auto missing = [](const std::string& part) {
+    return AllOf(HasSubstr(part + ".crc32 is missing; it must be the checksum of the part"),
+                 Not(HasSubstr("damaged")));
+  };
+  Chunks chunks = right;
+  chunks[0].mutable_header()->clear_crc32();
+  EXPECT_THAT(error(chunks), missing("header"));
+  chunks = right;
+  chunks[1].mutable_tokens()->clear_crc32();
+  EXPECT_THAT(error(chunks), missing("tokens 0 to 1 of layer 0"));
+  chunks[1].mutable_tokens()->set_crc32(0);
+  EXPECT_THAT(error(chunks),
+              HasSubstr("tokens 0 to 1 of layer 0.crc32 is 00000000; what came has "));
+  chunks = right;
+  chunks.back().mutable_end()->clear_crc32();
+  EXPECT_THAT(error(chunks), missing("end"));
+}
+
 // Every bit of a small export, as a file or a network may flip it.
 TEST_F(CacheTransferTest, AFlippedBitIsRefused) {
   v1::CreateRequest request = CreateOf();
@@ -449,12 +479,9 @@ TEST_F(CacheTransferTest, AFlippedBitIsRefused) {
   }
   EXPECT_GT(tried, 1000);
   Chunks unsealed = right;
-  unsealed[1].mutable_tokens()->clear_crc32();
-  EXPECT_THAT(Import(*target_, unsealed, imported).error_message(),
-              HasSubstr("tokens 0 to 1 of layer 0.crc32 is 00000000; what came has "));
-  unsealed = right;
   unsealed[0].mutable_header()->mutable_cache()->set_name("other");
-  EXPECT_THAT(Import(*target_, unsealed, imported).error_message(), HasSubstr("header.crc32 is "));
+  EXPECT_THAT(Import(*target_, unsealed, imported).error_message(),
+              AllOf(HasSubstr("header.crc32 is "), HasSubstr("damaged")));
   Seal(unsealed[0]);
   EXPECT_TRUE(Import(*target_, unsealed, imported).ok());
   Close(*target_, imported.id());

@@ -156,6 +156,12 @@ void WriteCreate(const cache::CacheSpec& from, v1::CreateRequest& to) {
   to.set_first_position(from.first_position);
 }
 
+// Returns the checksum that came with a part.
+template <typename Part>
+std::optional<uint32_t> ChecksumIn(const Part& part) {
+  return part.has_crc32() ? std::optional(part.crc32()) : std::nullopt;
+}
+
 // Returns the checksum of a header or an end.
 template <typename Part>
 uint32_t ChecksumOfPart(Part part) {
@@ -163,9 +169,15 @@ uint32_t ChecksumOfPart(Part part) {
   return Crc32(part.SerializeAsString());
 }
 
-absl::Status CheckChecksum(absl::string_view part, uint32_t came, uint32_t computed) {
+absl::Status CheckChecksum(absl::string_view part, std::optional<uint32_t> came,
+                           uint32_t computed) {
   if (came == computed) return absl::OkStatus();
-  return Invalid(absl::StrCat(part, ".crc32 is ", absl::Hex(came, absl::kZeroPad8),
+  if (!came) {
+    return Invalid(absl::StrCat(part,
+                                ".crc32 is missing; it must be the checksum of the part, as "
+                                "KvChunk in cache.proto defines it"));
+  }
+  return Invalid(absl::StrCat(part, ".crc32 is ", absl::Hex(*came, absl::kZeroPad8),
                               "; what came has ", absl::Hex(computed, absl::kZeroPad8),
                               ": it was damaged, or changed without a new checksum"));
 }
@@ -194,13 +206,13 @@ uint32_t Crc32OfField(int number, const InputBytes& bytes, uint32_t crc) {
 }
 
 absl::StatusOr<DecodedKvChunk> ReadEnd(const v1::KvEnd& end) {
-  absl::Status status = CheckChecksum("end", end.crc32(), ChecksumOfPart(end));
+  absl::Status status = CheckChecksum("end", ChecksumIn(end), ChecksumOfPart(end));
   if (!status.ok()) return status;
   return DecodedKvChunk{cache::KvEnd{.chunks = end.chunks()}};
 }
 
 absl::StatusOr<DecodedKvChunk> ReadHeader(const v1::KvHeader& header) {
-  absl::Status status = CheckChecksum("header", header.crc32(), ChecksumOfPart(header));
+  absl::Status status = CheckChecksum("header", ChecksumIn(header), ChecksumOfPart(header));
   if (!status.ok()) return status;
   absl::StatusOr<cache::CacheSpec> spec = DecodeCreate(header.cache());
   if (!spec.ok()) {
@@ -322,7 +334,7 @@ absl::StatusOr<DecodedKvChunk> DecodeKvChunk(const MessageBytes& message) {
     const bool is_key = payload.path[1] == v1::KvTokens::kKFieldNumber;
     (is_key ? tokens.keys : tokens.values) = message.Part(payload.begin, payload.size);
   }
-  return DecodedKvChunk{tokens, fields.tokens().crc32()};
+  return DecodedKvChunk{tokens, ChecksumIn(fields.tokens())};
 }
 
 uint32_t ChecksumOf(const cache::KvTokens& tokens) {

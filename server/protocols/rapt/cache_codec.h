@@ -3,6 +3,7 @@
 #define RAPT_SERVER_PROTOCOLS_RAPT_CACHE_CODEC_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ struct DecodedAppend {
 // A message of Import.
 struct DecodedKvChunk {
   cache::KvPart part;
-  uint32_t crc32 = 0;  // of tokens, as it came
+  std::optional<uint32_t> crc32 = std::nullopt;  // of tokens, as it came
 };
 
 // Decode a message, which outlives the call. InvalidArgument names the field, what came and what is

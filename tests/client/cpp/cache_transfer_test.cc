@@ -325,7 +325,9 @@ TEST_F(CacheTransferTest, AFileThatIsCutOrDamagedMakesNothing) {
   }
   std::string flipped = whole;
   flipped[whole.size() / 2] ^= 1;
-  EXPECT_THAT(import(flipped), HasSubstr("crc32 is wrong"));
+  EXPECT_THAT(import(flipped), HasSubstr("crc32 is wrong: the data is damaged"));
+  // A header without a checksum, as older versions wrote it.
+  EXPECT_THAT(import(std::string("\x02\x0a\0", 3)), HasSubstr("the header's crc32 is missing"));
   ExpectNoCaches(*b_);
 
   const absl::Status missing = ImportCache(*b_, *ReadCacheFile(PathOf("no/file"))).status();
