@@ -77,7 +77,9 @@ class IndexReader final : public JsonHandler {
   bool null() override { return Unexpected("null"); }
   bool boolean(bool) override { return Unexpected("a bool"); }
   bool number_integer(number_integer_t) override { return Unexpected("a negative number"); }
-  bool number_float(number_float_t, const string_t&) override { return Unexpected("a fraction"); }
+  bool number_float(number_float_t, const string_t&) override {
+    return Unexpected("a number that is not whole or has more than 64 bits");
+  }
 
   bool number_unsigned(number_unsigned_t value) override {
     if (place_ != Place::kArray) return Unexpected("a number");

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/support/corrupt.h"
@@ -20,7 +21,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string MessageFor(const std::string& index, const std::string& data = "") {
+[[nodiscard]] std::string MessageFor(const std::string& index, const std::string& data = "") {
   const auto tensors = Safetensors::Parse(SafetensorsFile(index, data));
   EXPECT_EQ(tensors.status().code(), absl::StatusCode::kInvalidArgument) << index;
   return std::string(tensors.status().message());
@@ -123,30 +124,40 @@ TEST(SafetensorsTest, RejectsSizesThatDoNotFitTheShape) {
 }
 
 TEST(SafetensorsTest, RejectsWhatIsNoIndex) {
-  for (const char* index :
-       {"",
-        "[]",
-        "1",
-        "null",
-        R"("w")",
-        "{",
-        R"({"w":1})",
-        R"({"w":{"dtype":1}})",
-        R"({"w":{}})",
-        R"({"w":{"dtype":"F32","shape":[1.5],"data_offsets":[0,0]}})",
-        R"({"w":{"dtype":"F32","shape":[[1]],"data_offsets":[0,0]}})",
-        R"({"w":{"dtype":"F32","shape":{},"data_offsets":[0,0]}})",
-        R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0]}})",
-        R"({"w":{"dtype":"F32","shape":[0],"shape":[0],"data_offsets":[0,0]}})",
-        R"({"w":{"dtype":"F32","dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
-        R"({"w":{"dtype":"","shape":[0],"data_offsets":[0,0]}})",
-        R"({"w":{"dtype":"TYPE_OF_A_NAME_LONGER_THAN_32_BYTES","shape":[0],"data_offsets":[0,0]}})",
-        R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0],"more":[1]}})",
-        R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}} {})",
-        R"({"__metadata__":{"a":{}}})",
-        R"({"__metadata__":{"a":1}})"}) {
-    MessageFor(index);
-  }
+  const std::pair<const char*, const char*> rows[] = {
+      {"", "the index is invalid JSON: line 1, column 1 (byte 1): "},
+      {"[]", "the index has an array; the index is an object of tensors"},
+      {"1", "the index has a number; the index is"},
+      {"null", "the index has null; the index is"},
+      {R"("w")", "the index has a string; the index is"},
+      {"{", "the index is invalid JSON: line 1, column 2 (byte 2): "},
+      {R"({"w":1})", "field w has a number; the index is"},
+      {R"({"w":{"dtype":1}})", "tensor w: field dtype has a number; the index is"},
+      {R"({"w":{}})", "tensor w needs dtype, shape and data_offsets"},
+      {R"({"w":{"dtype":"F32","shape":[1.5],"data_offsets":[0,0]}})",
+       "tensor w: field shape has a number that is not whole or has more than 64 bits; the index "
+       "is"},
+      {R"({"w":{"dtype":"F32","shape":[[1]],"data_offsets":[0,0]}})",
+       "tensor w: field shape has an array; the index is"},
+      {R"({"w":{"dtype":"F32","shape":{},"data_offsets":[0,0]}})",
+       "tensor w: field shape has an object; the index is"},
+      {R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0]}})",
+       "tensor w has 1 data_offsets; it must have 2"},
+      {R"({"w":{"dtype":"F32","shape":[0],"shape":[0],"data_offsets":[0,0]}})",
+       "w.shape is given twice"},
+      {R"({"w":{"dtype":"F32","dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
+       "w.dtype is given twice"},
+      {R"({"w":{"dtype":"","shape":[0],"data_offsets":[0,0]}})",
+       "tensor w has a dtype of 0 bytes; it must have 1 to 32"},
+      {R"({"w":{"dtype":"TYPE_OF_A_NAME_LONGER_THAN_32_BYTES","shape":[0],"data_offsets":[0,0]}})",
+       "tensor w has a dtype of 35 bytes; it must have 1 to 32"},
+      {R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0],"more":[1]}})",
+       "tensor w: field more has an array; the index is"},
+      {R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}} {})", "column 56 (byte 56): "},
+      {R"({"__metadata__":{"a":{}}})", "field a has an object; the index is"},
+      {R"({"__metadata__":{"a":1}})", "field a has a number; the index is"},
+  };
+  for (const auto& [index, message] : rows) EXPECT_THAT(MessageFor(index), HasSubstr(message));
   EXPECT_THAT(MessageFor("{\n\"w\": }"), HasSubstr("invalid JSON: line 2, column 6 (byte 8): "));
   EXPECT_THAT(MessageFor(std::string("{}\0 x", 5)), HasSubstr("a NUL byte"));
   EXPECT_THAT(
@@ -156,11 +167,12 @@ TEST(SafetensorsTest, RejectsWhatIsNoIndex) {
 
 // None of them may take memory or stack that grows with more than the index.
 TEST(SafetensorsTest, RejectsBombs) {
-  MessageFor(std::string(1 << 20, '['));
+  EXPECT_THAT(MessageFor(std::string(1 << 20, '[')), HasSubstr("the index has an array"));
   std::string nested;
   for (int n = 0; n < 100'000; ++n) nested += R"({"a":)";
-  MessageFor(nested);
-  MessageFor(R"({"w":{"dtype":"F32","shape":[)" + std::string(100, '1') + "]}}");
+  EXPECT_THAT(MessageFor(nested), HasSubstr("tensor a: field a has an object"));
+  EXPECT_THAT(MessageFor(R"({"w":{"dtype":"F32","shape":[)" + std::string(100, '1') + "]}}"),
+              HasSubstr("field shape has a number that is not whole or has more than 64 bits"));
   EXPECT_THAT(MessageFor(R"({")" + std::string(2000, 'n') + R"(":{}})"),
               HasSubstr("a name has 2000 bytes"));
   std::string shape = "1";
@@ -214,8 +226,8 @@ class ShardsTest : public ::testing::Test {
     Write("index.json", index);
     return Safetensors::OpenShards(folder_ / "index.json");
   }
-  std::string MessageFor(const std::string& index,
-                         absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+  [[nodiscard]] std::string MessageFor(const std::string& index,
+                                       absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
     const absl::Status status = Open(index).status();
     EXPECT_EQ(status.code(), code) << index << status;
     return std::string(status.message());
@@ -271,13 +283,22 @@ TEST_F(ShardsTest, WhatIsWrongIsNamed) {
     EXPECT_THAT(MessageFor(absl::StrCat(R"({"weight_map": {"a": ")", shard, "\"}}")),
                 HasSubstr("it must be in a file of the same folder"));
   }
-  for (const char* index : {"{}", "[]", "3", "{", R"({"weight_map": {}})", R"({"weight_map": []})",
-                            R"({"weight_map": {"a": 1}})", R"({"weight_map": {"a": ["1"]}})",
-                            R"({"weight_map": {"a": {}}})", R"({"weight_map": {"a": null}})",
-                            R"({"weight_map": {"a": "1.safetensors", "a": "1.safetensors"}})",
-                            R"({"x": {"weight_map": {"a": "1.safetensors"}}})"}) {
-    MessageFor(index);
-  }
+  const std::pair<const char*, const char*> rows[] = {
+      {"{}", "weight_map is missing or empty"},
+      {"[]", "the file is no object"},
+      {"3", "the file is no object"},
+      {"{", "invalid JSON: line 1, column 2 (byte 2): "},
+      {R"({"weight_map": {}})", "weight_map is missing or empty"},
+      {R"({"weight_map": []})", "weight_map is missing or empty"},
+      {R"({"weight_map": {"a": 1}})", "tensor a is in a number; it must be in a file"},
+      {R"({"weight_map": {"a": ["1"]}})", "tensor a is in an array; it must be in a file"},
+      {R"({"weight_map": {"a": {}}})", "tensor a is in an object; it must be in a file"},
+      {R"({"weight_map": {"a": null}})", "tensor a is in null; it must be in a file"},
+      {R"({"weight_map": {"a": "1.safetensors", "a": "1.safetensors"}})",
+       "weight_map.a is given twice"},
+      {R"({"x": {"weight_map": {"a": "1.safetensors"}}})", "weight_map is missing or empty"},
+  };
+  for (const auto& [index, message] : rows) EXPECT_THAT(MessageFor(index), HasSubstr(message));
 }
 
 TEST_F(ShardsTest, TheirIndexIsBounded) {
