@@ -3,19 +3,21 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/numeric/int128.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "attention/problem.h"
 #include "base/invalid.h"
+#include "base/range.h"
 #include "base/strict_json.h"
 
 namespace rapt {
@@ -23,6 +25,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr IntegerRange kSize = {1, kMaxAxis};
 constexpr size_t kMaxShownBytes = 64;  // of a text from the file, in errors
 
 // A value as errors show it.
@@ -43,15 +46,15 @@ class ObjectReader {
       : object_(object), path_(std::move(path)), status_(status) {}
 
   // Reads a setting that may have several names. Leaves `out` if none has a value.
-  void Read(std::initializer_list<const char*> names, std::optional<int64_t>& out) {
+  void Read(std::initializer_list<const char*> names, std::optional<int64_t>& out,
+            IntegerRange range = {}) {
     const Json* const value = Find(names);
     if (value == nullptr) return;
-    if (!value->is_number_integer() ||
-        (value->is_number_unsigned() &&
-         value->get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()})) {
-      return Reject(*value, "an integer");
-    }
-    out = value->get<int64_t>();
+    if (!value->is_number_integer()) return Reject(*value, "an integer");
+    const absl::int128 number =
+        value->is_number_unsigned() ? absl::int128(value->get<uint64_t>()) : value->get<int64_t>();
+    status_.Update(CheckRange(path_ + name_, number, range));
+    out = static_cast<int64_t>(number);
   }
   void Read(std::initializer_list<const char*> names, std::optional<double>& out) {
     const Json* const value = Find(names);
@@ -527,12 +530,12 @@ std::optional<bool> ReadDirection(ObjectReader& reader, const LayerSettings& set
 
 void ReadHuggingFace(ObjectReader& reader, LayerSettings& settings, absl::Status& status) {
   const ModelType* const model = settings.choice.model;
-  reader.Read({"hidden_size", "n_embd", "d_model"}, settings.embed_size);
-  reader.Read({"num_attention_heads", "n_head", "num_heads"}, settings.query_heads);
-  reader.Read({"num_key_value_heads"}, settings.kv_heads);
-  reader.Read({"head_dim", "d_kv"}, settings.head_size);
+  reader.Read({"hidden_size", "n_embd", "d_model"}, settings.embed_size, kSize);
+  reader.Read({"num_attention_heads", "n_head", "num_heads"}, settings.query_heads, kSize);
+  reader.Read({"num_key_value_heads"}, settings.kv_heads, kSize);
+  reader.Read({"head_dim", "d_kv"}, settings.head_size, kSize);
   reader.Read({"rms_norm_eps"}, settings.norm_epsilon);
-  reader.Read({"relative_attention_max_distance"}, settings.max_distance);
+  reader.Read({"relative_attention_max_distance"}, settings.max_distance, kSize);
   reader.Read({"pad_token_id"}, settings.pad_token_id);
   if (model == nullptr || model->attention_multiplier) {  // Granite's
     reader.Read({"attention_multiplier"}, settings.scale);

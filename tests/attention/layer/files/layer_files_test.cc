@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -19,6 +20,7 @@
 namespace rapt::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -50,7 +52,6 @@ class LayerFilesTest : public ::testing::Test {
     return std::string(layer.status().message());
   }
 
- private:
   absl::StatusOr<LayerFiles> TryRead(const std::vector<TensorToSave>& tensors,
                                      const std::string& config) {
     bytes_ = SaveTensors(tensors);
@@ -59,6 +60,7 @@ class LayerFilesTest : public ::testing::Test {
     return ReadLayerFiles(config, *std::move(file));
   }
 
+ private:
   std::string bytes_;
 };
 
@@ -169,6 +171,82 @@ TEST_F(LayerFilesTest, ReadsLlamaWithNormsAndSinks) {
   EXPECT_EQ(layer.config.rotary_embedding_dim, 2);
   EXPECT_EQ(layer.config.norm_epsilon, 1e-4);
   EXPECT_TRUE(layer.weights.q_norm && layer.weights.k_norm && layer.weights.sinks);
+}
+
+// One setting at a time has values that may be outside of what it can be.
+TEST_F(LayerFilesTest, IntegersOutOfRangeAreNamed) {
+  const std::vector<std::string> values = {
+      "0",     "-1",       "2147483648", "4611686018427387904", "9223372036854775808",
+      "1e300", "\"text\"", "null"};
+  const std::map<std::string, std::string> llama = {
+      {"hidden_size", "8"},
+      {"num_attention_heads", "2"},
+      {"num_key_value_heads", "2"},
+      {"head_dim", "4"},
+      {"sliding_window", "3"},
+      {"max_window_layers", "0"},
+      {"pad_token_id", "1"},
+      {"max_position_embeddings", "64"},
+      {"original_max_position_embeddings", "32"},
+      {"rope_theta", "100"},
+      {"rope_scaling", R"({"type": "yarn", "factor": 2})"},
+      {"rapt", R"({"prefix": "h.0.", "is_causal": true})"}};
+  const std::map<std::string, std::string> t5 = {{"d_model", "8"},
+                                                 {"num_heads", "2"},
+                                                 {"d_kv", "4"},
+                                                 {"relative_attention_max_distance", "100"}};
+  const std::map<std::string, std::string> gpt2 = {{"n_embd", "8"}, {"n_head", "2"}};
+  const std::vector<TensorToSave> t5_tensors = {
+      Counting("q.weight", {8, 8}), Counting("k.weight", {8, 8}), Counting("v.weight", {8, 8}),
+      Counting("o.weight", {8, 8}), Counting("relative_attention_bias.weight", {32, 2})};
+  const std::vector<TensorToSave> gpt2_tensors = {Counting("c_attn.weight", {8, 24}),
+                                                  Counting("c_proj.weight", {8, 8})};
+  const struct {
+    const char* name;
+    const std::map<std::string, std::string>& settings;
+    std::vector<TensorToSave> tensors;
+    std::vector<size_t> fitting;  // values
+  } fields[] = {
+      {"hidden_size", llama, Llama("h.0."), {7}},
+      {"num_attention_heads", llama, Llama("h.0."), {}},
+      {"num_key_value_heads", llama, Llama("h.0."), {7}},
+      {"head_dim", llama, Llama("h.0."), {7}},
+      {"sliding_window", llama, Llama("h.0."), {2, 7}},
+      {"max_window_layers", llama, Llama("h.0."), {0, 2, 3, 7}},
+      {"pad_token_id", llama, Llama("h.0."), {0, 1, 2, 3, 7}},
+      {"max_position_embeddings", llama, Llama("h.0."), {0, 1, 2, 3, 4, 5, 7}},  // not needed
+      {"original_max_position_embeddings", llama, Llama("h.0."), {2, 3, 4, 5, 7}},
+      {"d_model", t5, t5_tensors, {7}},
+      {"num_heads", t5, t5_tensors, {}},
+      {"d_kv", t5, t5_tensors, {7}},
+      {"relative_attention_max_distance", t5, t5_tensors, {2, 7}},
+      {"n_embd", gpt2, gpt2_tensors, {7}},
+      {"n_head", gpt2, gpt2_tensors, {}},
+  };
+  for (const auto& [name, settings, tensors, fitting] : fields) {
+    for (size_t n = 0; n < values.size(); ++n) {
+      std::string config;
+      for (const auto& [other, value] : settings) {
+        absl::StrAppend(&config, config.empty() ? "{" : ", ", "\"", other,
+                        "\": ", other == name ? values[n] : value);
+      }
+      const auto layer = TryRead(tensors, config + "}");
+      const auto bytes = layer.ok() ? LayerBytes(layer->config, layer->weights) : layer.status();
+      SCOPED_TRACE(absl::StrCat(name, " is ", values[n], ": ", bytes.status().ToString()));
+      const bool fits = std::find(fitting.begin(), fitting.end(), n) != fitting.end();
+      EXPECT_EQ(bytes.ok(), fits);
+      if (fits) continue;
+      EXPECT_TRUE(absl::IsInvalidArgument(bytes.status()));
+      const std::string message(bytes.status().message());
+      if (values[n] == "2147483648") continue;  // the error is that the tensors differ
+      if (values[n] == "null") {
+        EXPECT_THAT(message, HasSubstr("num_attention_heads is missing"));
+      } else {
+        EXPECT_THAT(message,
+                    AllOf(HasSubstr(absl::StrCat(name, " is ")), HasSubstr("; it must be ")));
+      }
+    }
+  }
 }
 
 TEST_F(LayerFilesTest, ReadsBertAndLeavesItsLayerNorm) {
@@ -310,11 +388,9 @@ TEST_F(LayerFilesTest, APartOfAHeadThatCanNotBeRotatedIsNamed) {
       "config.json: partial_rotary_factor is 0.1, which rotates 0 of the 8 numbers of a head; "
       "it must rotate 2 or another even number");
   EXPECT_THAT(MessageFor(tensors, config("0.4", "8")), HasSubstr("rotates 3 of the 8 numbers"));
-  for (const char* head_size : {"9223372036854775807", "-1"}) {
-    const LayerFiles layer = Read(tensors, config("1", head_size));
-    EXPECT_THAT(std::string(LayerBytes(layer.config, layer.weights).status().message()),
-                HasSubstr("head_size is"));
-  }
+  const LayerFiles layer = Read(tensors, config("1", "1099511627776"));
+  EXPECT_THAT(std::string(LayerBytes(layer.config, layer.weights).status().message()),
+              HasSubstr("has shape [8, 8]; it must be [1099511627776, 8]"));
 }
 
 // --- Models -------------------------------------------------------------------------------------

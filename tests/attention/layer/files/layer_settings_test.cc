@@ -363,7 +363,11 @@ TEST(LayerSettingsTest, RejectsUnknownNamesAndWrongValues) {
   EXPECT_THAT(MessageFor(R"({"num_attention_heads": "8"})"),
               HasSubstr(R"(num_attention_heads is "8"; it must be an integer)"));
   EXPECT_THAT(MessageFor(R"({"num_attention_heads": 18446744073709551615})"),
-              HasSubstr("it must be an integer"));
+              HasSubstr("num_attention_heads is 18446744073709551615; it must be in [1, 2^40]"));
+  EXPECT_THAT(
+      MessageFor(
+          R"({"model_type": "llava", "text_config": {"model_type": "llama", "head_dim": 0},"rapt": {"prefix": "model.layers.1."}})"),
+      HasSubstr("text_config.head_dim is 0; it must be in [1, 2^40]"));
   EXPECT_THAT(MessageFor(R"({"rapt": {"is_causal": 1}})"),
               HasSubstr("rapt.is_causal is 1; it must be true or false"));
   EXPECT_THAT(MessageFor(R"({"rope_theta": [1]})"), HasSubstr("it must be a number"));
