@@ -156,6 +156,12 @@ absl::Status ChunkedCall::ReadShapes() {
     const int heads = heads_outside_ ? 1 : 2;
     a.query_heads = q[heads];
     a.kv_heads = k[heads];
+    if ((call_.query_heads != 0 && call_.query_heads != a.query_heads) ||
+        (call_.kv_heads != 0 && call_.kv_heads != a.kv_heads)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "query_heads is %d and kv_heads %d; they must be 0, or those of q and k: %d and %d",
+          call_.query_heads, call_.kv_heads, a.query_heads, a.kv_heads));
+    }
     a.query_length = q[3 - heads];
     a.key_length = k[3 - heads];
     a.head_size = q[3];

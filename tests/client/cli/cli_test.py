@@ -7,6 +7,7 @@ import os
 import pathlib
 import pty
 import re
+import resource
 import shlex
 import socket
 import struct
@@ -64,6 +65,8 @@ def rapt(tmp_path, server):
             capture_output=True,
             text=True,
             timeout=120,
+            # Sizes that the command line allows end with "out of memory", not with the machine's.
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)),
         )
         assert code is None or ran.returncode == code, ran
         return ran
@@ -1915,6 +1918,14 @@ KINDS = ("attend --linear", "attend --lsh", "attend --model")
 CACHE_COMMANDS = tuple(f"cache {name}" for name in ("create", "append", "attend", "fork", "truncate", "list", "show", "close", "export", "import"))
 
 
+def command_of(words):
+    """The words before the first flag or operand that name a command: attend --linear, cache fork."""
+    for count in (2, 1):
+        if " ".join(words[:count]) in (*COMMANDS, *CACHE_COMMANDS, *KINDS):
+            return words[:count]
+    raise AssertionError(words)
+
+
 def examples_of(command):
     text = subprocess.run([RAPT, *command.split(), "--help"], capture_output=True, text=True).stdout
     return [line.strip() for line in text.partition("\nexamples:\n")[2].splitlines()]
@@ -1922,6 +1933,7 @@ def examples_of(command):
 
 def test_help_lists_every_command(rapt):
     shown = rapt("--help").stdout
+    assert set(re.findall(r"^  (\S+) ", shown, re.MULTILINE)) == set(COMMANDS)
     for command in COMMANDS:
         assert re.search(rf"^  {command} ", shown, re.MULTILINE)
         assert rapt(command, "--help").stdout.startswith(f"usage: rapt {command}")
@@ -1933,40 +1945,71 @@ def test_help_lists_every_command(rapt):
         assert f"rapt {kind} --help" in " ".join(rapt("attend", "--help").stdout.split())
 
 
-@pytest.mark.parametrize("example", [e for command in (*COMMANDS, *KINDS) for e in examples_of(command)])
-def test_every_example_of_the_help_works(rapt, server, save, models, tmp_path, example):
-    heads = draw(1, 1, 8, 3, 8), draw(2, 1, 2, 3, 8), draw(3, 1, 2, 3, 8)
-    q, k, v = (x.transpose(0, 2, 1, 3).reshape(1, 3, -1) for x in heads)
-    if "--heads" not in example:
-        k = v = q
-    if "--lsh" in example:
-        q = k = v = draw(1, 1, 2, 128, 8)
-    save(g=-np.ones((1, 3, 2 if "--kv-heads" in example else 1)), b=np.ones((1, 3, 1)))
-    save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
-    save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64), encoding=draw(5, 9, 8))
-    save(dy=v, state=draw(6, 3, 16), encoder=draw(7, 5, 32))
-    if "--model" in example:
-        save(x=draw(8, 3, 32))
-    (tmp_path / "models").symlink_to(models)
-    np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
-    np.savez(tmp_path / "gradients.npz", dq=q, dk=k, dv=v)
-    words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))
-    assert words[0] == "rapt"
-    rapt(*words[1:])
+@pytest.fixture
+def prepare(rapt, create, server, save, models, tmp_path):
+    """prepare(example): writes the files of an example of the help and makes its cache; returns its arguments."""
+
+    def save_tensors(example):
+        heads = draw(1, 1, 8, 3, 8), draw(2, 1, 2, 3, 8), draw(3, 1, 2, 3, 8)
+        q, k, v = (x.transpose(0, 2, 1, 3).reshape(1, 3, -1) for x in heads)
+        if "--heads" not in example:
+            k = v = q
+        if "--lsh" in example:
+            q = k = v = draw(1, 1, 2, 128, 8)
+        save(g=-np.ones((1, 3, 2 if "--kv-heads" in example else 1)), b=np.ones((1, 3, 1)))
+        save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
+        save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64), encoding=draw(5, 9, 8))
+        save(dy=v, state=draw(6, 3, 16), encoder=draw(7, 5, 32))
+        if "--model" in example:
+            save(x=draw(8, 3, 32))
+        (tmp_path / "models").symlink_to(models)
+        np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
+        np.savez(tmp_path / "gradients.npz", dq=q, dk=k, dv=v)
+
+    def make_cache(example):
+        q, k, v = tokens_of(1, 3)
+        save(q=q, k=k, v=v)
+        cache = create()
+        for layer in (0, 1):
+            rapt("cache", "append", cache, "k.npy", "v.npy", "--layer", layer)
+        if " import " in example:
+            rapt("cache", "export", cache, "-o=chat.kvcache")
+        return cache
+
+    def make(example):
+        if example.startswith("rapt cache "):
+            example = example.replace("$ID", make_cache(example))
+        else:
+            save_tensors(example)
+        words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))
+        assert words[0] == "rapt"
+        return words[1:]
+
+    return make
 
 
-@pytest.mark.parametrize("example", [e for command in CACHE_COMMANDS for e in examples_of(command)])
-def test_every_example_of_the_help_of_caches_works(rapt, create, save, server, example):
-    q, k, v = tokens_of(1, 3)
-    save(q=q, k=k, v=v)
-    cache = create()
-    for layer in (0, 1):
-        rapt("cache", "append", cache, "k.npy", "v.npy", "--layer", layer)
-    if " import " in example:
-        rapt("cache", "export", cache, "-o=chat.kvcache")
-    words = shlex.split(example.replace("$ID", cache).replace("127.0.0.1:8001", server.grpc_address))
-    assert words[0] == "rapt"
-    rapt(*words[1:])
+@pytest.mark.parametrize("example", [e for command in (*COMMANDS, *CACHE_COMMANDS, *KINDS) for e in examples_of(command)])
+def test_every_example_of_the_help_works(rapt, prepare, example):
+    rapt(*prepare(example))
+
+
+# The forms of pattern and plot read flags of their own.
+@pytest.mark.parametrize("example", [e for command in (*COMMANDS, *CACHE_COMMANDS, *KINDS)
+                                     for e in examples_of(command)[: None if command in ("pattern", "plot") else 1]])  # fmt: skip
+def test_integers_out_of_range_name_their_flag(rapt, prepare, example):
+    words = prepare(example)
+    for flag, kind in re.findall(r"^  (?:-\w,)?--([\w-]+) (\S+)", rapt(*command_of(words), "--help").stdout, re.MULTILINE):
+        refused = rapt(*words, f"--{flag}=abc", code=None).stderr if kind in ("N", "LIST", "L,R") else ""
+        if "; it takes a whole number" not in refused and "; it takes whole numbers" not in refused:
+            assert kind != "N", refused
+            continue
+        for text in ("", "1e9", "18446744073709551616"):
+            assert f"--{flag} is '{text}'; it takes" in rapt(*words, f"--{flag}={text}", code=USAGE).stderr
+        for text in ("0", "-1", "2147483648", "9223372036854775808"):
+            ran = rapt(*words, f"--{flag}={text}", code=None)
+            assert ran.returncode in (OK, CALL_FAILED, USAGE), ran
+            if ran.returncode != OK and text != "2147483648":  # which only the tensors or the memory contradict
+                assert flag.replace("-", "_") in ran.stderr.replace("-", "_"), ran
 
 
 @EVERYWHERE

@@ -407,6 +407,8 @@ TEST_F(StreamTest, ErrorsNameTheField) {
        [](AttendCall& c, StreamOptions&, const auto&) {
          c.score_function = ScoreFunction::kAdditive;
        }},
+      {"query_heads is 3 and kv_heads 0; they must be 0, or those of q and k: 4 and 2",
+       [](AttendCall& c, StreamOptions&, const auto&) { c.query_heads = 3; }},
       {"query_chunk is 0 and key_chunk -1; both must be at least 0",
        [](AttendCall&, StreamOptions& s, const auto&) { s.key_chunk = -1; }},
       {"stream the queries instead",  // from the server

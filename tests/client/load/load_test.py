@@ -437,6 +437,20 @@ def test_an_interrupt_closes_the_caches(server, tmp_path, kind):
     assert caches_of(server) == 0
 
 
+def test_integers_out_of_range_name_their_flag(tmp_path):
+    text = run("", tmp_path, "--help").stdout
+    names = re.findall(r"^  (?:-\w,)?--([\w-]+) N(?= |$)", text, re.MULTILINE)
+    assert {"concurrency", "threads", "seed"} <= set(names)
+    for name in names:
+        for value in ("", "1e9", "abc", "18446744073709551616"):
+            assert f"--{name} is '{value}'; it takes" in run("", tmp_path, f"--{name}={value}", code=USAGE).stderr
+        for value in ("0", "-1", "2147483648", "9223372036854775808"):
+            # Valid ones fail to connect.
+            command = [RAPT_LOAD, "--address", "unix:none", f"--{name}={value}"]
+            ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            assert ran.returncode == UNREACHABLE or (ran.returncode == USAGE and f"--{name} is " in ran.stderr), ran
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
