@@ -1196,8 +1196,9 @@ TEST_F(RaptServiceTest, RejectsInvalidSizes) {
     void (*spoil)(v1::EstimateMemoryRequest& r);
     const char* fragment;
   } cases[] = {
-      {[](auto& r) { r.set_batch(0); }, "batch is 0; it must be from 1 to 2^40"},
+      {[](auto& r) { r.set_batch(0); }, "batch is 0; it must be in [1, 2^40]"},
       {[](auto& r) { r.set_query_heads(-8); }, "query_heads is -8"},
+      {[](auto& r) { r.set_query_heads(0); }, "query_heads is 0; it must be in [1, 2^40]"},
       {[](auto& r) { r.set_kv_heads(-1); }, "kv_heads is -1"},
       {[](auto& r) { r.set_kv_heads(3); }, "query_heads is 8, kv_heads is 3"},
       {[](auto& r) { r.set_head_size(-64); }, "head_size is -64"},

@@ -52,9 +52,9 @@ absl::StatusOr<LayerChoice> ParseLayerChoice(absl::string_view json);
 // Reads the text of config.json, with another prefix if there is one. With a model_type of
 // ModelTypes(), what the file leaves out is as in the model's class, and other names are ignored.
 // Returns InvalidArgument with the name, the value and what is allowed: for text that is no JSON, a
-// value of the wrong kind or size, an unknown name in "rapt", different values of one setting, another
-// model_type unless rapt.naming is given, without one any name that may change attention, and
-// settings that change attention in a way that a layer does not compute. The numbers of
+// value of the wrong kind or size, an unknown name in "rapt", different values of one setting,
+// another model_type unless rapt.naming is given, without one any name that may change attention,
+// and settings that change attention in a way that a layer does not compute. The numbers of
 // rope_scaling are MakeLayer()'s to check.
 absl::StatusOr<LayerSettings> ParseLayerSettings(
     absl::string_view json, const std::optional<std::string>& prefix = std::nullopt);

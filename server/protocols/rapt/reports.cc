@@ -13,6 +13,7 @@
 #include "attention/backend.h"
 #include "attention/layer/layer_estimate.h"
 #include "attention/memory_estimate.h"
+#include "base/range.h"
 #include "base/version.h"
 #include "server/protocols/rapt/codec.h"
 
@@ -64,12 +65,6 @@ void EncodeChoice(const BackendChoice& choice, v1::BackendChoice& message) {
 
 int64_t OrDefault(int64_t size, int64_t value) { return size == 0 ? value : size; }
 
-absl::Status CheckSize(absl::string_view name, int64_t size) {
-  if (size >= 1 && size <= kMaxAxis) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", size, "; it must be from 1 to 2^40"));
-}
-
 absl::StatusOr<DType> ReadType(const v1::EstimateMemoryRequest& request, DType unspecified) {
   const v1::DataType code = request.dtype();
   if (code == v1::DATA_TYPE_UNSPECIFIED) return unspecified;
@@ -90,11 +85,8 @@ absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
   problem.kv_heads = OrDefault(request.kv_heads(), problem.query_heads);
   problem.head_size = OrDefault(request.head_size(), kDefaultHeadSize);
   problem.value_head_size = OrDefault(request.value_head_size(), problem.head_size);
-  absl::Status status = CheckSize("batch", problem.batch);
-  if (status.ok()) status = CheckSize("query_heads", problem.query_heads);
-  if (status.ok()) status = CheckSize("kv_heads", problem.kv_heads);
-  if (status.ok()) status = CheckSize("head_size", problem.head_size);
-  if (status.ok()) status = CheckSize("value_head_size", problem.value_head_size);
+  // A layer's estimate has none.
+  absl::Status status = CheckRange("query_heads", problem.query_heads, {1, kMaxAxis});
   if (!status.ok()) return status;
   if (problem.query_heads % problem.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("query_heads is ", problem.query_heads,
@@ -133,15 +125,9 @@ void EncodeOperator(const OperatorEstimate& estimate, v1::OperatorEstimate& mess
 
 absl::Status CheckLengths(const v1::EstimateMemoryRequest& request) {
   const int count = request.lengths_size();
-  if (count < 1 || count > kMaxLengths) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("lengths has ", count, " entries; it must have 1 to ", kMaxLengths));
-  }
-  for (int n = 0; n < count; ++n) {
-    absl::Status status = CheckSize(absl::StrCat("lengths[", n, "]"), request.lengths(n));
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+  if (count >= 1 && count <= kMaxLengths) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("lengths has ", count, " entries; it must have 1 to ", kMaxLengths));
 }
 
 // The fields of a layer's estimate.
@@ -155,8 +141,7 @@ absl::Status CheckLayerFields(const v1::EstimateMemoryRequest& request) {
     return absl::InvalidArgumentError(absl::StrCat(
         field->name(), " is set, and so is model; with it only batch, lengths and dtype may be"));
   }
-  absl::Status status = CheckSize("batch", request.batch());
-  return status.ok() ? CheckLengths(request) : status;
+  return CheckLengths(request);
 }
 
 absl::Status EstimateLayers(const v1::EstimateMemoryRequest& request, const PlanOptions& options,

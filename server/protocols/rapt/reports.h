@@ -19,8 +19,9 @@ void EncodeDiagnosis(const v1::AttendRequest& call, const v1::AttendBackwardRequ
 void EncodeDiagnosis(const DiagnosisReport& report, absl::FunctionRef<const v1::Tensor&(Role)> sent,
                      v1::DiagnoseResponse& response);
 
-// Null: the server has no layers. InvalidArgument names the field, the value received and the
-// values allowed; NotFound for an unknown model; otherwise as MakePlan.
+// `repository` may be null: the server has no layers. REQUIRES: ParseRequest() accepted the
+// request. InvalidArgument names the field, the value received and the values allowed; NotFound for
+// an unknown model; otherwise as MakePlan.
 absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const PlanOptions& options,
                             const ModelRepository* repository,
                             v1::EstimateMemoryResponse& response);
