@@ -7,6 +7,7 @@
 #include "attention/backend.h"
 #include "base/checked_math.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 #include "server/rejection.h"
 
 namespace rapt {
@@ -137,15 +138,12 @@ absl::Status AttentionStream::Allocate(BufferPool& pool, MemoryBudget::Reservati
   messages_ = std::move(messages);
   header_ = reservation.Split(HeaderBytes());
   for (Part* part : {&query_, &key_, &value_, &state_, &workspace_, &gathered_}) {
-    absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, part->bytes, reservation);
-    if (!buffer.ok()) return buffer.status();
-    part->buffer = *std::move(buffer);
+    RAPT_ASSIGN_OR_RETURN(part->buffer, AllocatePart(pool, part->bytes, reservation));
   }
   MutexLock lock(mutex_);
   for (int slot = 0; slot < kSlots; ++slot) {
-    absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, slot_bytes_, reservation);
-    if (!buffer.ok()) return buffer.status();
-    slots_[slot] = std::make_shared<ReservedBuffer>(*std::move(buffer));
+    RAPT_ASSIGN_OR_RETURN(ReservedBuffer buffer, AllocatePart(pool, slot_bytes_, reservation));
+    slots_[slot] = std::make_shared<ReservedBuffer>(std::move(buffer));
     free_slots_.push_back(slot);
   }
   if (plan_.keys_stream()) {

@@ -17,6 +17,7 @@
 #include "base/checked_math.h"
 #include "base/mutex.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 #include "server/rejection.h"
 
 namespace rapt {
@@ -128,9 +129,7 @@ class Engine::PendingCall {
   // Allocates the copies, which RunGather() fills.
   absl::Status AllocateGathers(BufferPool& pool, MemoryBudget::Reservation& reservation) {
     for (Gather& gather : gathers_) {
-      absl::StatusOr<ReservedBuffer> copy = AllocatePart(pool, gather.source.size, reservation);
-      if (!copy.ok()) return copy.status();
-      gather.copy = *std::move(copy);
+      RAPT_ASSIGN_OR_RETURN(gather.copy, AllocatePart(pool, gather.source.size, reservation));
       gather.view.data = gather.copy.buffer.data();
       gather.view.slices = nullptr;
     }
@@ -139,10 +138,8 @@ class Engine::PendingCall {
 
   absl::Status AllocatePreparation(BufferPool& pool, MemoryBudget::Reservation& reservation) {
     if (request_.preparation_bytes == 0) return absl::OkStatus();
-    absl::StatusOr<ReservedBuffer> buffer =
-        AllocatePart(pool, request_.preparation_bytes, reservation);
-    if (!buffer.ok()) return buffer.status();
-    preparation_ = *std::move(buffer);
+    RAPT_ASSIGN_OR_RETURN(preparation_,
+                          AllocatePart(pool, request_.preparation_bytes, reservation));
     return absl::OkStatus();
   }
 
@@ -250,10 +247,9 @@ class Engine::PendingAttention final : public Engine::PendingCall {
 
   absl::Status MakePlan(const PlanOptions& options) {
     const bool is_attention = request_.tensor_operator == nullptr;
-    absl::StatusOr<Plan> plan = is_attention ? ::rapt::MakePlan(call().problem, options)
-                                             : ::rapt::MakePlan(*request_.tensor_operator, options);
-    if (!plan.ok()) return plan.status();
-    plan_ = *std::move(plan);
+    RAPT_ASSIGN_OR_RETURN(plan_, is_attention
+                                     ? ::rapt::MakePlan(call().problem, options)
+                                     : ::rapt::MakePlan(*request_.tensor_operator, options));
     const Routing& routing = plan_.routing;
     if (routing.declined_for_now) {
       is_attention ? routing.declined->Prepare(plan_.problem)
@@ -281,7 +277,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
   }
 
   absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
-    if (absl::Status status = AllocatePreparation(pool, reservation); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(AllocatePreparation(pool, reservation));
     if (request_.encoding_bytes > 0) {
       result_.encoding_memory =
           std::make_shared<ReservedEncoding>(reservation.Split(request_.encoding_bytes));
@@ -294,20 +290,16 @@ class Engine::PendingAttention final : public Engine::PendingCall {
         output = {place.bytes, nullptr};
         continue;
       }
-      absl::StatusOr<ReservedBuffer> taken = AllocatePart(pool, BytesOf(role), reservation);
-      if (!taken.ok()) return taken.status();
-      auto owner = std::make_shared<ReservedBuffer>(*std::move(taken));
+      RAPT_ASSIGN_OR_RETURN(ReservedBuffer taken, AllocatePart(pool, BytesOf(role), reservation));
+      auto owner = std::make_shared<ReservedBuffer>(std::move(taken));
       arguments_.outputs[role] = ViewOf(role, owner->buffer.data());
       if (place.device.memory != nullptr) {
         deliveries_.push_back({owner->buffer.span(), place.device});
       }
       output = {owner->buffer.span(), std::move(owner)};
     }
-    absl::StatusOr<ReservedBuffer> workspace =
-        AllocatePart(pool, plan_.workspace_bytes(), reservation);
-    if (!workspace.ok()) return workspace.status();
-    workspace_ = *std::move(workspace);
-    if (absl::Status status = AllocateGathers(pool, reservation); !status.ok()) return status;
+    RAPT_ASSIGN_OR_RETURN(workspace_, AllocatePart(pool, plan_.workspace_bytes(), reservation));
+    RAPT_RETURN_IF_ERROR(AllocateGathers(pool, reservation));
     if (request_.tensor_operator != nullptr) return absl::OkStatus();
     return Validate(call().problem, arguments_, *call().names);
   }
@@ -442,10 +434,8 @@ class Engine::PendingDiagnosis final : public Engine::PendingCall {
   }
 
   absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
-    absl::StatusOr<ReservedBuffer> workspace = AllocatePart(pool, WorkspaceBytes(), reservation);
-    if (!workspace.ok()) return workspace.status();
-    workspace_ = *std::move(workspace);
-    if (absl::Status status = AllocateGathers(pool, reservation); !status.ok()) return status;
+    RAPT_ASSIGN_OR_RETURN(workspace_, AllocatePart(pool, WorkspaceBytes(), reservation));
+    RAPT_RETURN_IF_ERROR(AllocateGathers(pool, reservation));
     absl::Status status = ValidateInputs(call().problem, arguments_, *call().names);
     if (status.ok()) {
       diagnosis_.emplace(call().problem, arguments_, workers_, *call().names);
@@ -571,15 +561,13 @@ void Engine::Start(std::unique_ptr<PendingCall> pending, AdmissionGate::Result r
 }
 
 absl::StatusOr<std::shared_ptr<AttentionStream>> Engine::PlanStream(StreamRequest request) {
-  if (absl::Status status = CheckAccepting(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckAccepting());
   const FieldNames& names = *request.names;
   // All chunks of a stream run on the compute threads.
-  absl::StatusOr<ChunkedPlan> plan =
-      MakeChunkedPlan(request.problem, request.chunking, WithLanes(options_, false), names);
-  if (!plan.ok()) return plan.status();
-  absl::Status status = ValidateKeyLengths(request.problem, request.key_lengths, names);
-  if (!status.ok()) return status;
-  return std::make_shared<AttentionStream>(std::move(request), *std::move(plan), executor_);
+  RAPT_ASSIGN_OR_RETURN(ChunkedPlan plan, MakeChunkedPlan(request.problem, request.chunking,
+                                                          WithLanes(options_, false), names));
+  RAPT_RETURN_IF_ERROR(ValidateKeyLengths(request.problem, request.key_lengths, names));
+  return std::make_shared<AttentionStream>(std::move(request), std::move(plan), executor_);
 }
 
 void Engine::AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t message_bytes,

@@ -34,6 +34,7 @@
 #include "base/host_port.h"
 #include "base/invalid.h"
 #include "base/range.h"
+#include "base/status_macros.h"
 #include "base/version.h"
 #include "server/cache/limits.h"
 
@@ -364,8 +365,8 @@ absl::Status SetFromEnvironment(absl::Span<const Setting> settings, Environment 
                      [&variable](const Setting& s) { return VariableOf(s) == variable.first; });
     if (setting == settings.end()) {
       if (!IsOfOthers(name)) warnings.push_back(UnknownVariable(settings, name));
-    } else if (absl::Status status = Set(*setting, name, value); !status.ok()) {
-      return status;
+    } else {
+      RAPT_RETURN_IF_ERROR(Set(*setting, name, value));
     }
   }
   return absl::OkStatus();
@@ -400,28 +401,25 @@ absl::StatusOr<std::string> SetFromArguments(absl::Span<const Setting> settings,
     const bool is_switch = std::holds_alternative<bool*>(setting.value);
     AddFlag(app, absl::StrCat("--", setting.name), is_switch);
   }
-  const absl::StatusOr<ParsedArguments> parsed = ParseArguments(app, arguments);
-  if (!parsed.ok()) return parsed.status();
-  if (!parsed->operands.empty()) {
-    return Invalid("unexpected argument '", parsed->operands[0], "'; --help lists the flags");
+  RAPT_ASSIGN_OR_RETURN(const ParsedArguments parsed, ParseArguments(app, arguments));
+  if (!parsed.operands.empty()) {
+    return Invalid("unexpected argument '", parsed.operands[0], "'; --help lists the flags");
   }
-  for (const auto& [name, value] : parsed->flags) {
+  for (const auto& [name, value] : parsed.flags) {
     // `flag` instead of `name`: Clang 14 can't capture a structured binding.
     const auto setting = std::find_if(settings.begin(), settings.end(),
                                       [&flag = name](const Setting& s) { return s.name == flag; });
-    const absl::Status status = setting == settings.end() ? SetFromFile(settings, value)
-                                                          : Set(*setting, "--" + name, value);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(setting == settings.end() ? SetFromFile(settings, value)
+                                                   : Set(*setting, "--" + name, value));
   }
-  return parsed->text_to_print;
+  return parsed.text_to_print;
 }
 
 absl::Status SetFromFile(absl::Span<const Setting> settings, const std::string& path) {
-  const absl::StatusOr<std::vector<std::string>> flags = ReadFlagFile(path);
-  if (!flags.ok()) return flags.status();
+  RAPT_ASSIGN_OR_RETURN(const std::vector<std::string> flags, ReadFlagFile(path));
   CLI::App app;
   app.set_help_flag();
-  return SetFromArguments(settings, *flags, app).status();
+  return SetFromArguments(settings, flags, app).status();
 }
 
 std::string HelpText() {
@@ -694,9 +692,8 @@ absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
   if (!options.text_to_print.empty()) return options;
   if (!status.ok()) return status;
   FillIn(host, options);
-  status = Check(settings, options);
-  if (status.ok()) status = FitDescriptors(host, options);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Check(settings, options));
+  RAPT_RETURN_IF_ERROR(FitDescriptors(host, options));
   CheckMemory(host, options);
   CheckUse(options);
   return options;

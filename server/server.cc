@@ -23,7 +23,9 @@
 #include "base/buffer_pool.h"
 #include "base/clock.h"
 #include "base/host_port.h"
+#include "base/invalid.h"
 #include "base/log.h"
+#include "base/status_macros.h"
 #include "base/timer.h"
 #include "base/version.h"
 #include "server/admission/gate.h"
@@ -133,16 +135,14 @@ absl::Status SetMaxMessage(const AdmissionGate& gate, Options& options) {
   const int64_t limit = gate.LimitOf(AdmissionGate::Share::kReceive);
   const int64_t budget = options.admission.memory_budget_bytes;
   if (limit / 2 < kMinMessageLimitBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--memory_budget_bytes is ", budget, "; its share for messages is ", limit,
-                     " bytes and must be at least ", 2 * kMinMessageLimitBytes));
+    return Invalid("--memory_budget_bytes is ", budget, "; its share for messages is ", limit,
+                   " bytes and must be at least ", 2 * kMinMessageLimitBytes);
   }
   int64_t& max_message_bytes = options.calls.max_message_bytes;
   if (max_message_bytes == 0) max_message_bytes = std::min(kDefaultMaxMessageBytes, limit / 2);
   if (max_message_bytes <= limit) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--max_message_bytes is ", max_message_bytes, "; it must be at most ", limit,
-                   ", the share of --memory_budget_bytes=", budget, " for messages"));
+  return Invalid("--max_message_bytes is ", max_message_bytes, "; it must be at most ", limit,
+                 ", the share of --memory_budget_bytes=", budget, " for messages");
 }
 
 // For the gRPC address; null without TLS. InvalidArgument if the files can't be used.
@@ -244,26 +244,23 @@ struct Configuration {
 
 absl::StatusOr<Configuration> Configure(Options options) {
   auto backends = std::make_unique<Backends>();
-  if (absl::Status status = StartCudnn(options, *backends); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(StartCudnn(options, *backends));
   auto memory = std::make_unique<Memory>(options.admission);
-  if (absl::Status status = SetMaxMessage(memory->gate, options); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(SetMaxMessage(memory->gate, options));
   PlanOptions plan_options{.backend = options.compute.backend,
                            .isa = options.compute.isa,
                            .threads = static_cast<int>(options.compute.threads),
                            .backends = &backends->set};
-  if (absl::Status status = Validate(plan_options); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(plan_options));
   // The canary watches the compute threads; a device has health checks of its own.
   PlanOptions canary_options = plan_options;
   if (options.compute.backend == backends->cudnn.name()) canary_options.backend = "auto";
-  absl::StatusOr<Plan> canary = PlanCanary(canary_options);
-  if (!canary.ok()) return canary.status();
-  auto tls = TlsOf(options.security, memory->clock);
-  if (!tls.ok()) return tls.status();
-  auto access = Access::Open(options.security.token_file, memory->clock);
-  if (!access.ok()) return access.status();
+  RAPT_ASSIGN_OR_RETURN(Plan canary, PlanCanary(canary_options));
+  RAPT_ASSIGN_OR_RETURN(auto tls, TlsOf(options.security, memory->clock));
+  RAPT_ASSIGN_OR_RETURN(auto access, Access::Open(options.security.token_file, memory->clock));
   return Configuration{std::move(options),      std::move(backends), std::move(memory),
-                       std::move(plan_options), *std::move(canary),  *std::move(tls),
-                       *std::move(access)};
+                       std::move(plan_options), std::move(canary),   std::move(tls),
+                       std::move(access)};
 }
 
 class ServerImpl final : public Server {
@@ -460,15 +457,13 @@ CallObserver ServerImpl::Observe(absl::string_view method) {
 
 absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
   google::protobuf::SetLogHandler(nullptr);  // it would log every malformed message
-  absl::Status status;
-  if (repository_ != nullptr) status = repository_->LoadAll(stop_requested);
-  if (status.ok()) status = Listen();
-  if (status.ok()) status = WaitUntilWarm(stop_requested);
-  if (status.ok()) status = MeasureSpeeds(stop_requested);
-  if (status.ok())
-    status = readiness_.Start([this](bool ready) { health_status_.SetServing(ready); });
-  if (status.ok()) LogReady();
-  return status;
+  if (repository_ != nullptr) RAPT_RETURN_IF_ERROR(repository_->LoadAll(stop_requested));
+  RAPT_RETURN_IF_ERROR(Listen());
+  RAPT_RETURN_IF_ERROR(WaitUntilWarm(stop_requested));
+  RAPT_RETURN_IF_ERROR(MeasureSpeeds(stop_requested));
+  RAPT_RETURN_IF_ERROR(readiness_.Start([this](bool ready) { health_status_.SetServing(ready); }));
+  LogReady();
+  return absl::OkStatus();
 }
 
 absl::Status ServerImpl::Listen() {
@@ -486,13 +481,12 @@ absl::Status ServerImpl::Listen() {
                     .threads = WireThreads(options_.compute.threads)},
       environment_, memory_->pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
-  absl::Status status = http2_server_->Start([this] {
+  RAPT_RETURN_IF_ERROR(http2_server_->Start([this] {
     if (!options_.cache.instance_name.empty()) return;
     caches_.store.SetInstance(DefaultInstance(grpc_address()));
-  });
-  if (status.ok()) status = ServeRest();    // its calls need the name of the instance
-  if (status.ok()) status = ServeProbes();  // a scrape reads what the others have registered
-  return status;
+  }));
+  RAPT_RETURN_IF_ERROR(ServeRest());  // its calls need the name of the instance
+  return ServeProbes();               // a scrape reads what the others have registered
 }
 
 absl::Status ServerImpl::ServeRest() {
@@ -505,7 +499,8 @@ absl::Status ServerImpl::ServeRest() {
   native::AddRestMethods(
       {methods_, memory_->pool, json_threads_, options_.http.max_json_bytes},
       [this](absl::string_view method) { return Observe(method); }, router);
-  auto server =
+  RAPT_ASSIGN_OR_RETURN(
+      rest_,
       http::Server::Start({.address = options_.http.address,
                            .tls = tls_.get(),
                            .threads = WireThreads(options_.compute.threads),
@@ -514,9 +509,7 @@ absl::Status ServerImpl::ServeRest() {
                            .connection = {.hosts = HostNamesOf(options_),
                                           .allowed_origins = ItemsOf(options_.http.allow_origin),
                                           .refuses_other_origins = true}},
-                          ServeBy(std::move(router)), memory_->clock, &http_services_);
-  if (!server.ok()) return server.status();
-  rest_ = *std::move(server);
+                          ServeBy(std::move(router)), memory_->clock, &http_services_));
   rest_->ExportTo(metrics_);
   return absl::OkStatus();
 }
@@ -524,12 +517,11 @@ absl::Status ServerImpl::ServeRest() {
 absl::Status ServerImpl::ServeProbes() {
   http::Router router = http::ProbeRoutes([this] { return metrics_.Serialize(); },
                                           [this] { return readiness_.is_ready(); });
-  auto server = http::Server::Start({.address = options_.metrics_address,
-                                     .max_connections = kProbeConnections,
-                                     .max_connections_per_address = kProbeConnections},
-                                    ServeBy(std::move(router)), memory_->clock);
-  if (!server.ok()) return server.status();
-  probes_ = *std::move(server);
+  RAPT_ASSIGN_OR_RETURN(probes_,
+                        http::Server::Start({.address = options_.metrics_address,
+                                             .max_connections = kProbeConnections,
+                                             .max_connections_per_address = kProbeConnections},
+                                            ServeBy(std::move(router)), memory_->clock));
   return absl::OkStatus();
 }
 
@@ -662,9 +654,8 @@ void ServerImpl::Drain() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(const Options& options) {
-  absl::StatusOr<Configuration> configuration = Configure(options);
-  if (!configuration.ok()) return configuration.status();
-  return std::make_unique<ServerImpl>(*std::move(configuration));
+  RAPT_ASSIGN_OR_RETURN(Configuration configuration, Configure(options));
+  return std::make_unique<ServerImpl>(std::move(configuration));
 }
 
 }  // namespace rapt

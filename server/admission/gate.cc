@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/rejection.h"
 #include "server/request.h"
 
@@ -188,12 +189,11 @@ absl::StatusOr<AdmissionGate::LongReservation> AdmissionGate::ReserveForLong(int
                      " bytes of other weights; at most ", most, " of the memory budget of ",
                      options_.budget_bytes, " are allowed for all weights"));
   }
-  absl::StatusOr<MemoryBudget::Reservation> reserved =
-      ReserveBehindCalls(bytes, "memory for weights");
-  if (!reserved.ok()) return reserved.status();
+  RAPT_ASSIGN_OR_RETURN(MemoryBudget::Reservation reserved,
+                        ReserveBehindCalls(bytes, "memory for weights"));
   long_reserved_ += bytes;
   WakeIfQueued();  // requests that wait may never fit now
-  return LongReservation(this, *std::move(reserved));
+  return LongReservation(this, std::move(reserved));
 }
 
 void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {

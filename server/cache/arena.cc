@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/checked_math.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt::cache {
 
@@ -61,17 +62,16 @@ absl::StatusOr<std::vector<Arena::Page>> Arena::Take(int64_t page_bytes, int64_t
   if (page_bytes > capacity_bytes_ || count > capacity_bytes_ / page_bytes) {
     return Refuse(page_bytes, count);
   }
-  const absl::StatusOr<Zone*> zone = FindZone(RoundUp(page_bytes, kPageAlignment));
-  if (!zone.ok()) return zone.status();
+  RAPT_ASSIGN_OR_RETURN(Zone* const zone, FindZone(RoundUp(page_bytes, kPageAlignment)));
   pages.reserve(static_cast<size_t>(count));
   for (int64_t n = 0; n < count; ++n) {
-    if (TakeOne(**zone, pages)) continue;
+    if (TakeOne(*zone, pages)) continue;
     for (Page& page : pages) {
       page.arena_ = nullptr;  // its destructor would wait for the lock
-      GiveBackLocked(**zone, page.index_);
+      GiveBackLocked(*zone, page.index_);
     }
     // A zone without pages ends with the last of them; one that never had any ends here.
-    if (pages.empty() && (*zone)->used_pages == 0) zones_.erase((*zone)->page_bytes);
+    if (pages.empty() && zone->used_pages == 0) zones_.erase(zone->page_bytes);
     return Refuse(page_bytes, count);
   }
   return pages;

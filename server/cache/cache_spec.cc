@@ -1,13 +1,12 @@
 #include "server/cache/cache_spec.h"
 
-#include "absl/strings/str_cat.h"
+#include "base/invalid.h"
 #include "base/range.h"
+#include "base/status_macros.h"
 #include "server/cache/limits.h"
 
 namespace rapt::cache {
 namespace {
-
-absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
 absl::Status ValidateShape(const LayerShape& shape) {
   absl::Status status = CheckRange("shapes.layers", shape.layers, {1, kMaxLayers});
@@ -28,8 +27,7 @@ absl::Status ValidateShape(const LayerShape& shape) {
 
 absl::Status ValidateName(absl::string_view name) {
   if (name.size() <= kMaxNameBytes) return absl::OkStatus();
-  return Invalid(
-      absl::StrCat("name has ", name.size(), " bytes; at most ", kMaxNameBytes, " are allowed"));
+  return Invalid("name has ", name.size(), " bytes; at most ", kMaxNameBytes, " are allowed");
 }
 
 absl::Status ValidateReservation(int64_t reserve_tokens) {
@@ -37,14 +35,14 @@ absl::Status ValidateReservation(int64_t reserve_tokens) {
 }
 
 absl::Status Validate(const CacheSpec& spec) {
-  if (absl::Status status = ValidateName(spec.name); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ValidateName(spec.name));
   if (spec.shapes.empty()) return Invalid("shapes is empty; a cache has at least one layer");
   int64_t layers = 0;
   for (const LayerShape& shape : spec.shapes) {
-    if (absl::Status status = ValidateShape(shape); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(ValidateShape(shape));
     layers += shape.layers;
     if (layers > kMaxLayers) {
-      return Invalid(absl::StrCat("shapes have more than ", kMaxLayers, " layers"));
+      return Invalid("shapes have more than ", kMaxLayers, " layers");
     }
   }
   absl::Status status = CheckRange("first_position", spec.first_position, kCounts);

@@ -5,11 +5,11 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt::cache {
 namespace {
-
-absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
 absl::Status Prefixed(const absl::Status& status, absl::string_view prefix) {
   const std::string text = absl::StrCat(prefix, std::string(status.message()));
@@ -43,7 +43,7 @@ absl::Status CacheStore::CheckCreating() const {
 absl::StatusOr<std::chrono::nanoseconds> CacheStore::LeaseOf(
     std::chrono::nanoseconds wanted, std::chrono::nanoseconds otherwise) const {
   if (wanted.count() < 0) {
-    return Invalid(absl::StrCat("lease_ms is ", Milliseconds(wanted), "; it must be at least 0"));
+    return Invalid("lease_ms is ", Milliseconds(wanted), "; it must be at least 0");
   }
   return std::min(wanted.count() == 0 ? otherwise : wanted, options_.max_lease);
 }
@@ -72,17 +72,16 @@ CacheStore::Named CacheStore::FindNamed(const ResidentCache& wanted) {
 }
 
 CacheStore::Named CacheStore::Add(const std::shared_ptr<ResidentCache>& cache) {
-  const absl::StatusOr<std::optional<Handle>> added = directory_.Add(cache);
-  if (!added.ok()) return added.status();
-  if (!*added) return std::nullopt;
-  return InfoOf(**added);
+  RAPT_ASSIGN_OR_RETURN(const std::optional<Handle> added, directory_.Add(cache));
+  if (!added) return std::nullopt;
+  return InfoOf(*added);
 }
 
 absl::StatusOr<CacheInfo> CacheStore::FindOrAdd(const std::shared_ptr<ResidentCache>& cache) {
   Named named = FindNamed(*cache);
   if (!named.ok()) return named.status();
   if (*named) return **std::move(named);
-  if (absl::Status status = cache->TakeMemory(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(cache->TakeMemory());
   named = Add(cache);
   // Another call was first with this name.
   if (named.ok() && !*named) named = FindNamed(*cache);
@@ -94,77 +93,67 @@ absl::StatusOr<CacheInfo> CacheStore::FindOrAdd(const std::shared_ptr<ResidentCa
 
 absl::StatusOr<std::shared_ptr<ResidentCache>> CacheStore::NewCache(const std::string& owner,
                                                                     const CacheSpec& spec) {
-  if (absl::Status status = CheckCreating(); !status.ok()) return status;
-  if (absl::Status status = Validate(spec); !status.ok()) return status;
-  const auto lease = LeaseOf(spec.lease, options_.default_lease);
-  if (!lease.ok()) return lease.status();
+  RAPT_RETURN_IF_ERROR(CheckCreating());
+  RAPT_RETURN_IF_ERROR(Validate(spec));
+  RAPT_ASSIGN_OR_RETURN(const auto lease, LeaseOf(spec.lease, options_.default_lease));
   CacheSpec made = spec;
-  made.lease = *lease;
+  made.lease = lease;
   return ResidentCache::Make(context_, directory_.AccountOf(owner), directory_.NewId(),
                              std::move(made));
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Create(const std::string& owner, const CacheSpec& spec) {
-  const auto cache = NewCache(owner, spec);
-  if (!cache.ok()) return cache.status();
-  return FindOrAdd(*cache);
+  RAPT_ASSIGN_OR_RETURN(const auto cache, NewCache(owner, spec));
+  return FindOrAdd(cache);
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Fork(const std::string& owner, const ForkSpec& spec) {
-  if (absl::Status status = CheckCreating(); !status.ok()) return status;
-  if (absl::Status status = ValidateName(spec.name); !status.ok()) return status;
-  if (absl::Status status = ValidateReservation(spec.reserve_tokens); !status.ok()) return status;
-  const absl::StatusOr<Handle> parent = directory_.Find(owner, spec.cache, /*renews=*/false);
-  if (!parent.ok()) return parent.status();
-  CacheSpec made = parent->cache->spec();
-  const auto lease = LeaseOf(spec.lease, made.lease);
-  if (!lease.ok()) return lease.status();
+  RAPT_RETURN_IF_ERROR(CheckCreating());
+  RAPT_RETURN_IF_ERROR(ValidateName(spec.name));
+  RAPT_RETURN_IF_ERROR(ValidateReservation(spec.reserve_tokens));
+  RAPT_ASSIGN_OR_RETURN(const Handle parent, directory_.Find(owner, spec.cache, /*renews=*/false));
+  CacheSpec made = parent.cache->spec();
+  RAPT_ASSIGN_OR_RETURN(const auto lease, LeaseOf(spec.lease, made.lease));
   made.name = spec.name;
   made.reserve_tokens = spec.reserve_tokens;
-  made.lease = *lease;
-  const auto fork =
-      parent->cache->Fork(directory_.NewId(), std::move(made), spec.generation, spec.length);
-  if (!fork.ok()) return fork.status();
-  return FindOrAdd(*fork);
+  made.lease = lease;
+  RAPT_ASSIGN_OR_RETURN(const auto fork, parent.cache->Fork(directory_.NewId(), std::move(made),
+                                                            spec.generation, spec.length));
+  return FindOrAdd(fork);
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Truncate(const std::string& owner, const std::string& id,
                                                int64_t length, uint64_t generation) {
-  const absl::StatusOr<Handle> handle = directory_.Find(owner, id, /*renews=*/false);
-  if (!handle.ok()) return handle.status();
-  absl::Status status = handle->cache->Truncate(length, generation);
-  if (!status.ok()) return status;
-  return InfoOf(*handle);
+  RAPT_ASSIGN_OR_RETURN(const Handle handle, directory_.Find(owner, id, /*renews=*/false));
+  RAPT_RETURN_IF_ERROR(handle.cache->Truncate(length, generation));
+  return InfoOf(handle);
 }
 
 absl::StatusOr<CacheSnapshot> CacheStore::Freeze(const std::string& owner, const std::string& id,
                                                  uint64_t generation) {
-  const absl::StatusOr<Handle> handle = directory_.Find(owner, id, /*renews=*/false);
-  if (!handle.ok()) return handle.status();
-  return handle->cache->Freeze(generation);
+  RAPT_ASSIGN_OR_RETURN(const Handle handle, directory_.Find(owner, id, /*renews=*/false));
+  return handle.cache->Freeze(generation);
 }
 
 absl::StatusOr<CacheStore::Draft> CacheStore::StartDraft(const std::string& owner,
                                                          const CacheSpec& spec) {
-  auto cache = NewCache(owner, spec);
-  if (!cache.ok()) return cache.status();
+  RAPT_ASSIGN_OR_RETURN(auto cache, NewCache(owner, spec));
   if (directory_.FindNamed(owner, spec.name)) return NameInUse(spec.name);
-  return Draft(*this, *std::move(cache));
+  return Draft(*this, std::move(cache));
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Publish(Draft draft) {
   const std::shared_ptr<ResidentCache> cache = std::move(draft.cache_);
-  if (absl::Status status = CheckCreating(); !status.ok()) return status;
-  if (absl::Status status = cache->TakeMemory(); !status.ok()) return status;
-  Named added = Add(cache);
-  if (!added.ok()) return added.status();
-  if (!*added) return NameInUse(cache->spec().name);
-  return **std::move(added);
+  RAPT_RETURN_IF_ERROR(CheckCreating());
+  RAPT_RETURN_IF_ERROR(cache->TakeMemory());
+  RAPT_ASSIGN_OR_RETURN(auto added, Add(cache));
+  if (!added) return NameInUse(cache->spec().name);
+  return *std::move(added);
 }
 
 absl::Status CacheStore::Draft::Append(int64_t layer, int64_t count, const std::byte* keys,
                                        const std::byte* values) {
-  if (absl::Status status = store_->CheckCreating(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(store_->CheckCreating());
   return cache_->Fill(layer, count, keys, values);
 }
 
@@ -213,8 +202,7 @@ absl::StatusOr<CacheList> CacheStore::List(const std::string& owner, int64_t pag
                                            absl::string_view page_token,
                                            absl::string_view name_prefix) {
   if (page_size < 0 || page_size > kMaxListed) {
-    return Invalid(
-        absl::StrCat("page_size is ", page_size, "; it must be in [0, ", kMaxListed, "]"));
+    return Invalid("page_size is ", page_size, "; it must be in [0, ", kMaxListed, "]");
   }
   if (page_size == 0) page_size = kMaxListed;
   uint64_t after = 0;
@@ -238,8 +226,7 @@ absl::StatusOr<CacheStore::Batch> CacheStore::Open(const std::string& owner,
   for (size_t n = 0; n < calls.size(); ++n) {
     ids.push_back(calls[n].cache);
     if (seen.insert({calls[n].cache, calls[n].layer}).second) continue;
-    return Invalid(
-        absl::StrCat(field, "[", n, "]: layer ", calls[n].layer, " of the cache occurs twice"));
+    return Invalid(field, "[", n, "]: layer ", calls[n].layer, " of the cache occurs twice");
   }
   Batch batch;
   batch.field_ = std::move(field);

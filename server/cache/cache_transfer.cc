@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
 #include "base/range.h"
+#include "base/status_macros.h"
 #include "server/cache/preparation.h"
 
 namespace rapt::cache {
@@ -13,16 +15,14 @@ namespace {
 
 constexpr int64_t kDefaultChunkBytes = int64_t{1} << 20;
 
-absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
-
 int64_t BytesOf(const TokenShape& token) { return token.key_bytes() + token.value_bytes(); }
 
 absl::Status CheckSize(absl::string_view name, const InputBytes& bytes, int64_t tokens,
                        int64_t token_bytes) {
   const std::optional<int64_t> needed = CheckedMul(tokens, token_bytes);
   if (needed && bytes.size == *needed) return absl::OkStatus();
-  return Invalid(absl::StrCat(name, " has ", bytes.size, " bytes; ", tokens, " tokens of ",
-                              token_bytes, " bytes are needed"));
+  return Invalid(name, " has ", bytes.size, " bytes; ", tokens, " tokens of ", token_bytes,
+                 " bytes are needed");
 }
 
 }  // namespace
@@ -94,17 +94,16 @@ absl::Status Importer::TakePart(const KvHeader& header, absl::Span<std::byte> /*
   if (draft_) return Invalid("the header came twice");
   absl::StatusOr<CacheStore::Draft> draft = store_.StartDraft(owner_, header.cache);
   if (absl::IsInvalidArgument(draft.status())) {
-    return Invalid(absl::StrCat("header.cache.", std::string(draft.status().message())));
+    return Invalid("header.cache.", std::string(draft.status().message()));
   }
   if (!draft.ok()) return draft.status();
   if (header.lengths.size() != draft->shapes().size()) {
-    return Invalid(absl::StrCat("header.lengths has ", header.lengths.size(),
-                                " entries; the cache has ", draft->shapes().size(), " layers"));
+    return Invalid("header.lengths has ", header.lengths.size(), " entries; the cache has ",
+                   draft->shapes().size(), " layers");
   }
   for (size_t n = 0; n < header.lengths.size(); ++n) {
-    absl::Status status =
-        CheckRange(absl::StrCat("header.lengths[", n, "]"), header.lengths[n], kCounts);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(
+        CheckRange(absl::StrCat("header.lengths[", n, "]"), header.lengths[n], kCounts));
   }
   draft_ = *std::move(draft);
   lengths_ = header.lengths;
@@ -114,19 +113,17 @@ absl::Status Importer::TakePart(const KvHeader& header, absl::Span<std::byte> /*
 absl::Status Importer::CheckTokens(const KvTokens& tokens) const {
   const auto layers = static_cast<int64_t>(lengths_.size());
   if (tokens.layer < 0 || tokens.layer >= layers) {
-    return Invalid(absl::StrCat("layer is ", tokens.layer, "; the cache has ", layers, " layers"));
+    return Invalid("layer is ", tokens.layer, "; the cache has ", layers, " layers");
   }
-  absl::Status status = CheckRange("tokens", tokens.count, {1, kCounts.most});
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRange("tokens", tokens.count, {1, kCounts.most}));
   const int64_t have = draft_->length(tokens.layer);
   const int64_t length = lengths_[static_cast<size_t>(tokens.layer)];
   if (tokens.at < have || tokens.at > length || tokens.count > length - tokens.at) {
-    return Invalid(absl::StrCat("at is ", tokens.at, " and tokens is ", tokens.count, "; layer ",
-                                tokens.layer, " has ", have, " tokens so far and ", length,
-                                " in the header"));
+    return Invalid("at is ", tokens.at, " and tokens is ", tokens.count, "; layer ", tokens.layer,
+                   " has ", have, " tokens so far and ", length, " in the header");
   }
   const TokenShape& token = draft_->shapes()[static_cast<size_t>(tokens.layer)].token;
-  status = CheckSize("k", tokens.keys, tokens.count, token.key_bytes());
+  absl::Status status = CheckSize("k", tokens.keys, tokens.count, token.key_bytes());
   status.Update(CheckSize("v", tokens.values, tokens.count, token.value_bytes()));
   return status;
 }
@@ -138,21 +135,19 @@ absl::Status Importer::TakePart(const KvTokens& tokens, absl::Span<std::byte> wo
     status = draft_->Skip(tokens.layer, tokens.at, lengths_[static_cast<size_t>(tokens.layer)]);
   }
   if (absl::IsInvalidArgument(status)) {
-    return Invalid(absl::StrCat("chunk ", chunks_, ": ", std::string(status.message())));
+    return Invalid("chunk ", chunks_, ": ", std::string(status.message()));
   }
   if (!status.ok()) return status;
   ++chunks_;
-  const auto keys = Gather(tokens.keys, workspace);
-  if (!keys.ok()) return keys.status();
-  const auto values = Gather(tokens.values, workspace);
-  if (!values.ok()) return values.status();
-  return draft_->Append(tokens.layer, tokens.count, *keys, *values);
+  RAPT_ASSIGN_OR_RETURN(const auto keys, Gather(tokens.keys, workspace));
+  RAPT_ASSIGN_OR_RETURN(const auto values, Gather(tokens.values, workspace));
+  return draft_->Append(tokens.layer, tokens.count, keys, values);
 }
 
 absl::Status Importer::TakePart(const KvEnd& end, absl::Span<std::byte> /*workspace*/) {
   if (!draft_) return Invalid("the end came before the header");
   if (end.chunks != chunks_) {
-    return Invalid(absl::StrCat("end.chunks is ", end.chunks, "; ", chunks_, " chunks came"));
+    return Invalid("end.chunks is ", end.chunks, "; ", chunks_, " chunks came");
   }
   for (size_t n = 0; n < lengths_.size(); ++n) {
     const auto layer = static_cast<int64_t>(n);
@@ -163,7 +158,7 @@ absl::Status Importer::TakePart(const KvEnd& end, absl::Span<std::byte> /*worksp
       if (!status.ok()) return status;
       continue;
     }
-    return Invalid(absl::StrCat("the end came; ", std::string(status.message())));
+    return Invalid("the end came; ", std::string(status.message()));
   }
   has_ended_ = true;
   return absl::OkStatus();

@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/q8_0.h"
+#include "base/invalid.h"
 #include "base/range.h"
+#include "base/status_macros.h"
 #include "server/cache/preparation.h"
 
 namespace rapt::cache {
@@ -15,8 +17,6 @@ namespace {
 // Shorter prefixes, and fewer rows of a key/value head, gain nothing when they are read together.
 constexpr int64_t kLeastPrefixTokens = 512;
 constexpr int64_t kLeastSharedRows = 8;
-
-absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
 std::string ItemName(absl::string_view field, size_t n) {
   return absl::StrCat(field, "[", n, "]: ");
@@ -60,9 +60,8 @@ absl::StatusOr<const std::byte*> Arrange(const CallTensor& tensor, absl::Span<st
   std::byte* const copy = TakeFrom(memory, tensor.bytes.size);
   InputBytes from = tensor.bytes;
   if (from.on_device()) {
-    const auto fetched = Gather(from, memory);
-    if (!fetched.ok()) return fetched.status();
-    from = InputBytes(*fetched, from.size);
+    RAPT_ASSIGN_OR_RETURN(const auto fetched, Gather(from, memory));
+    from = InputBytes(fetched, from.size);
   }
   Transpose(from, *tensor.spec, copy);
   return copy;
@@ -99,11 +98,9 @@ struct StoredTokens {
 
 absl::StatusOr<StoredTokens> Store(const CallTensor& k, const CallTensor& v, bool q8_0,
                                    absl::Span<std::byte>& memory) {
-  const auto keys = Store(k, q8_0, memory);
-  if (!keys.ok()) return keys.status();
-  const auto values = Store(v, q8_0, memory);
-  if (!values.ok()) return values.status();
-  return StoredTokens{*keys, *values};
+  RAPT_ASSIGN_OR_RETURN(const auto keys, Store(k, q8_0, memory));
+  RAPT_ASSIGN_OR_RETURN(const auto values, Store(v, q8_0, memory));
+  return StoredTokens{keys, values};
 }
 
 // The tensors of a layer that failed are not checked, and not stored.
@@ -126,15 +123,15 @@ absl::Status CheckItem(const AttendItem& item) {
 absl::Status CachedAttention::CheckTensor(const CallTensor& tensor, const Shape& shape) const {
   if (!tensor.spec) {
     if (shape[0] == 0) return absl::OkStatus();
-    return Invalid(absl::StrCat(tensor.name, " is absent; the items need ", ToString(shape)));
+    return Invalid(tensor.name, " is absent; the items need ", ToString(shape));
   }
   if (tensor.spec->dtype != ragged_.dtype) {
-    return Invalid(absl::StrCat(tensor.name, " is ", std::string(NameOf(tensor.spec->dtype)),
-                                "; the caches hold ", std::string(NameOf(ragged_.dtype))));
+    return Invalid(tensor.name, " is ", std::string(NameOf(tensor.spec->dtype)),
+                   "; the caches hold ", std::string(NameOf(ragged_.dtype)));
   }
   if (tensor.spec->shape == shape) return absl::OkStatus();
-  return Invalid(absl::StrCat(tensor.name, " has shape ", ToString(tensor.spec->shape),
-                              "; the items and their caches need ", ToString(shape)));
+  return Invalid(tensor.name, " has shape ", ToString(tensor.spec->shape),
+                 "; the items and their caches need ", ToString(shape));
 }
 
 // Takes the shapes of the first cache that was found, which the others must have.
@@ -144,9 +141,8 @@ absl::Status CachedAttention::CheckShapes(absl::Span<const LayerState> states) {
     if (!states[n].status.ok()) continue;
     if (!token) token = states[n].shape.token;
     if (states[n].shape.token == *token) continue;
-    return Invalid(absl::StrCat(ItemName("items", n), "the layer has ",
-                                Describe(states[n].shape.token), "; other items have ",
-                                Describe(*token)));
+    return Invalid(ItemName("items", n), "the layer has ", Describe(states[n].shape.token),
+                   "; other items have ", Describe(*token));
   }
   const Shape none = {0, 1, 1};
   const Shape& q = call_.q.spec ? call_.q.spec->shape : none;
@@ -170,15 +166,14 @@ absl::Status CachedAttention::CheckShapes(absl::Span<const LayerState> states) {
   if (call_.shares_prefixes) ragged_.page_rows = kPageTokens;
   ragged_.query_heads = call_.q.spec ? q[1] : token->kv_heads;
   if (ragged_.query_heads < 1 || ragged_.query_heads % ragged_.kv_heads != 0) {
-    return Invalid(absl::StrCat("q has ", ragged_.query_heads,
-                                " heads; they must be a positive multiple of the caches' ",
-                                ragged_.kv_heads));
+    return Invalid("q has ", ragged_.query_heads,
+                   " heads; they must be a positive multiple of the caches' ", ragged_.kv_heads);
   }
   return absl::OkStatus();
 }
 
 absl::Status CachedAttention::Check(absl::Span<const LayerState> states) {
-  if (absl::Status status = CheckShapes(states); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckShapes(states));
   int64_t rows = 0, tokens = 0;
   for (const AttendItem& item : call_.items) {
     rows += item.rows;
@@ -189,20 +184,18 @@ absl::Status CachedAttention::Check(absl::Span<const LayerState> states) {
   status.Update(CheckTensor(call_.v, {tokens, ragged_.kv_heads, ragged_.value_head_size}));
   if (!status.ok()) return status;
   if (call_.left_window && *call_.left_window < 0) {
-    return Invalid(
-        absl::StrCat("window.left is ", *call_.left_window, "; it must be at least 0, or absent"));
+    return Invalid("window.left is ", *call_.left_window, "; it must be at least 0, or absent");
   }
   if (call_.head_sink.spec) {
     const TensorSpec& sink = *call_.head_sink.spec;
     const Shape shape = {ragged_.query_heads};
     if (sink.shape != shape) {
-      return Invalid(absl::StrCat(call_.head_sink.name, " has shape ", ToString(sink.shape),
-                                  "; it must be ", ToString(shape)));
+      return Invalid(call_.head_sink.name, " has shape ", ToString(sink.shape), "; it must be ",
+                     ToString(shape));
     }
     if (sink.dtype != DType::kFloat32 && sink.dtype != ragged_.dtype) {
-      return Invalid(absl::StrCat(call_.head_sink.name, " is ", std::string(NameOf(sink.dtype)),
-                                  "; it must be FP32 or the caches' ",
-                                  std::string(NameOf(ragged_.dtype))));
+      return Invalid(call_.head_sink.name, " is ", std::string(NameOf(sink.dtype)),
+                     "; it must be FP32 or the caches' ", std::string(NameOf(ragged_.dtype)));
     }
     ragged_.head_sink = sink.dtype;
   }
@@ -210,9 +203,8 @@ absl::Status CachedAttention::Check(absl::Span<const LayerState> states) {
   const bool is_wide = ragged_.dtype == DType::kFloat32 || ragged_.dtype == DType::kFloat64;
   if (call_.output && *call_.output != ragged_.dtype &&
       (is_wide || *call_.output != DType::kFloat32)) {
-    return Invalid(absl::StrCat("output is ", std::string(NameOf(*call_.output)),
-                                "; it must be the caches' ", std::string(NameOf(ragged_.dtype)),
-                                is_wide ? "" : " or FP32"));
+    return Invalid("output is ", std::string(NameOf(*call_.output)), "; it must be the caches' ",
+                   std::string(NameOf(ragged_.dtype)), is_wide ? "" : " or FP32");
   }
   return absl::OkStatus();
 }
@@ -287,20 +279,18 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> CachedAttention::Open(
   call_ = std::move(call);
   const size_t count = call_.items.size();
   if (count < 1 || count > kMaxItems) {
-    return Invalid(absl::StrCat("items has ", count, " entries; it must have 1 to ", kMaxItems));
+    return Invalid("items has ", count, " entries; it must have 1 to ", kMaxItems);
   }
   std::vector<LayerCall> layers;
   for (size_t n = 0; n < count; ++n) {
     if (absl::Status status = CheckItem(call_.items[n]); !status.ok()) {
-      return Invalid(absl::StrCat(ItemName("items", n), std::string(status.message())));
+      return Invalid(ItemName("items", n), std::string(status.message()));
     }
     layers.push_back(call_.items[n].call);
   }
-  absl::StatusOr<CacheStore::Batch> batch = store.Open(owner, layers, "items", leases);
-  if (!batch.ok()) return batch.status();
-  batch_ = *std::move(batch);
-  if (absl::Status status = batch_->FirstError(call_.partial); !status.ok()) return status;
-  if (absl::Status status = Check(batch_->states()); !status.ok()) return status;
+  RAPT_ASSIGN_OR_RETURN(batch_, store.Open(owner, layers, "items", leases));
+  RAPT_RETURN_IF_ERROR(batch_->FirstError(call_.partial));
+  RAPT_RETURN_IF_ERROR(Check(batch_->states()));
 
   ragged_.scale = call_.scale;
   ragged_.softcap = call_.softcap;
@@ -319,11 +309,10 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> CachedAttention::Open(
 
 absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::string& owner,
                                                AttendCall call) {
-  auto op = Open(store, owner, std::move(call), CacheStore::Leases::kRenewed);
-  if (!op.ok()) return op.status();
+  RAPT_ASSIGN_OR_RETURN(auto op, Open(store, owner, std::move(call), CacheStore::Leases::kRenewed));
   Request request;
   request.model = Model::kAttentionSession;
-  request.SetOperator(*std::move(op));
+  request.SetOperator(std::move(op));
   request.inputs[Role::kQ] = call_.q.bytes;
   request.inputs[Role::kHeadSink] = call_.head_sink.bytes;
   request.prepared_bytes = call_.k.bytes.size + call_.v.bytes.size;
@@ -347,9 +336,8 @@ absl::Status CachedAttention::AppendComputed(CacheStore& store, const std::byte*
 }
 
 absl::Status CachedAttention::Append(CacheStore& store, absl::Span<std::byte> memory) {
-  const absl::StatusOr<StoredTokens> stored = Store(call_.k, call_.v, token_.q8_0, memory);
-  if (!stored.ok()) return stored.status();
-  auto [keys, values] = *stored;
+  RAPT_ASSIGN_OR_RETURN(const StoredTokens stored, Store(call_.k, call_.v, token_.q8_0, memory));
+  auto [keys, values] = stored;
   for (size_t n = 0; n < tokens_.size(); ++n) {
     const int64_t count = call_.items[n].call.count;
     if (count == 0) continue;
@@ -358,9 +346,7 @@ absl::Status CachedAttention::Append(CacheStore& store, absl::Span<std::byte> me
     keys += count * token_.key_bytes();
     values += count * token_.value_bytes();
   }
-  auto results = store.Append(*batch_, tokens_, call_.partial);
-  if (!results.ok()) return results.status();
-  results_ = *std::move(results);
+  RAPT_ASSIGN_OR_RETURN(results_, store.Append(*batch_, tokens_, call_.partial));
   CountRead(store);
   return absl::OkStatus();
 }
@@ -368,26 +354,23 @@ absl::Status CachedAttention::Append(CacheStore& store, absl::Span<std::byte> me
 absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string& owner,
                                             std::vector<AppendPart> parts, bool partial) {
   if (parts.empty() || parts.size() > kMaxItems) {
-    return Invalid(
-        absl::StrCat("parts has ", parts.size(), " entries; it must have 1 to ", kMaxItems));
+    return Invalid("parts has ", parts.size(), " entries; it must have 1 to ", kMaxItems);
   }
   std::vector<LayerCall> layers;
   for (size_t n = 0; n < parts.size(); ++n) {
     AppendPart& part = parts[n];
     if (!part.k.spec || !part.v.spec || part.k.spec->shape.size() != 3) {
-      return Invalid(absl::StrCat(ItemName("parts", n),
-                                  "k and v are needed, of shape [tokens, heads, head size]"));
+      return Invalid(ItemName("parts", n),
+                     "k and v are needed, of shape [tokens, heads, head size]");
     }
     part.call.count = part.k.spec->shape[0];
     if (!part.call.at) {
-      return Invalid(absl::StrCat(ItemName("parts", n), "at is absent; it is needed"));
+      return Invalid(ItemName("parts", n), "at is absent; it is needed");
     }
     layers.push_back(part.call);
   }
-  absl::StatusOr<CacheStore::Batch> batch = store.Open(owner, layers, "parts");
-  if (!batch.ok()) return batch.status();
-  batch_ = *std::move(batch);
-  if (absl::Status status = batch_->FirstError(partial); !status.ok()) return status;
+  RAPT_ASSIGN_OR_RETURN(batch_, store.Open(owner, layers, "parts"));
+  RAPT_RETURN_IF_ERROR(batch_->FirstError(partial));
   int64_t bytes = 0, workspace_bytes = 0;
   for (size_t n = 0; n < parts.size(); ++n) {
     const AppendPart& part = parts[n];
@@ -398,10 +381,9 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
       if (!state.status.ok()) continue;
       const Shape shape = {part.call.count, token.kv_heads, size};
       if (tensor->spec->dtype == token.dtype && tensor->spec->shape == shape) continue;
-      return Invalid(absl::StrCat(ItemName("parts", n), tensor->name, " is ",
-                                  std::string(NameOf(tensor->spec->dtype)), " ",
-                                  ToString(tensor->spec->shape), "; the layer needs ",
-                                  std::string(NameOf(token.dtype)), " ", ToString(shape)));
+      return Invalid(ItemName("parts", n), tensor->name, " is ",
+                     std::string(NameOf(tensor->spec->dtype)), " ", ToString(tensor->spec->shape),
+                     "; the layer needs ", std::string(NameOf(token.dtype)), " ", ToString(shape));
     }
     const bool q8_0 = IsInEightBits(state);
     workspace_bytes += StoredBytes(part.k, q8_0) + StoredBytes(part.v, q8_0);
@@ -419,14 +401,11 @@ absl::Status CachedAppend::Append(CacheStore& store, bool partial, absl::Span<st
   std::vector<NewTokens> tokens(parts_.size());
   for (size_t n = 0; n < parts_.size(); ++n) {
     const bool q8_0 = IsInEightBits(batch_->states()[n]);
-    const absl::StatusOr<StoredTokens> stored = Store(parts_[n].k, parts_[n].v, q8_0, memory);
-    if (!stored.ok()) return stored.status();
-    tokens[n].keys = stored->keys;
-    tokens[n].values = stored->values;
+    RAPT_ASSIGN_OR_RETURN(const StoredTokens stored, Store(parts_[n].k, parts_[n].v, q8_0, memory));
+    tokens[n].keys = stored.keys;
+    tokens[n].values = stored.values;
   }
-  auto results = store.Append(*batch_, tokens, partial);
-  if (!results.ok()) return results.status();
-  results_ = *std::move(results);
+  RAPT_ASSIGN_OR_RETURN(results_, store.Append(*batch_, tokens, partial));
   return absl::OkStatus();
 }
 

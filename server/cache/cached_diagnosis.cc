@@ -8,24 +8,23 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "attention/field_names.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt::cache {
 namespace {
 
 absl::Status CheckItems(absl::Span<const AttendItem> items) {
   if (items.size() != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("items has ", items.size(), " entries; Diagnose takes one"));
+    return Invalid("items has ", items.size(), " entries; Diagnose takes one");
   }
   const AttendItem& item = items.front();
   if (item.call.count != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("items[0]: new_tokens is ", item.call.count,
-                     "; it must be 0, as Diagnose appends nothing: `at` tokens are seen"));
+    return Invalid("items[0]: new_tokens is ", item.call.count,
+                   "; it must be 0, as Diagnose appends nothing: `at` tokens are seen");
   }
   if (item.rows >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("items[0]: rows is ", item.rows, "; it must be at least 1"));
+  return Invalid("items[0]: rows is ", item.rows, "; it must be at least 1");
 }
 
 // A view of rank 4 of all tokens, of which there may be none. Its last axis counts numbers.
@@ -76,15 +75,14 @@ class CachedDiagnosis::Tasks final : public TensorOperator {
 
 absl::StatusOr<Request> CachedDiagnosis::Start(CacheStore& store, const std::string& owner,
                                                AttendCall call) {
-  if (absl::Status status = CheckItems(call.items); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckItems(call.items));
   call.partial = false;
-  auto attend = attention_.Open(store, owner, std::move(call), CacheStore::Leases::kKept);
-  if (!attend.ok()) return attend.status();
-  attend_ = *std::move(attend);
+  RAPT_ASSIGN_OR_RETURN(attend_,
+                        attention_.Open(store, owner, std::move(call), CacheStore::Leases::kKept));
   tokens_ = attention_.states().front().before;
-  if (absl::Status status = Check(store); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Check(store));
   problem_ = ProblemOf(attention_.ragged(), attention_.ragged().items.front());
-  if (absl::Status status = Validate(problem_, kNativeNames); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(problem_, kNativeNames));
   SetArguments();
   diagnosis_.emplace(problem_, arguments_, /*workers=*/1, kNativeNames);
   Request request;

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "base/checked_math.h"
+#include "base/status_macros.h"
 
 namespace rapt::cache {
 
@@ -137,9 +137,8 @@ absl::Status PageList::Reserve(int64_t count) {
 }
 
 absl::Status PageList::TakeMore(int64_t pages) {
-  absl::StatusOr<std::vector<Arena::Page>> taken = arena_->Take(shape_.page_bytes(), pages);
-  if (!taken.ok()) return taken.status();
-  for (Arena::Page& page : *taken) reserved_.push_back(std::move(page));
+  RAPT_ASSIGN_OR_RETURN(std::vector<Arena::Page> taken, arena_->Take(shape_.page_bytes(), pages));
+  for (Arena::Page& page : taken) reserved_.push_back(std::move(page));
   return absl::OkStatus();
 }
 
@@ -287,9 +286,8 @@ absl::Status PageList::Skip(int64_t count) {
     return arena_->Take(shape_.page_bytes(), length).status();
   }
   const int64_t capacity = PagesOf(length);
-  absl::StatusOr<Arena::Charge> charge = arena_->TryCharge(capacity * kPageTableBytes);
-  if (!charge.ok()) return charge.status();
-  UseTable(pages(), std::make_shared<PageTable>(*std::move(charge), capacity));
+  RAPT_ASSIGN_OR_RETURN(Arena::Charge charge, arena_->TryCharge(capacity * kPageTableBytes));
+  UseTable(pages(), std::make_shared<PageTable>(std::move(charge), capacity));
   evicted_ = {length_, length_ + count};
   length_ = length;
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "attention/tensor_operator.h"
+#include "base/status_macros.h"
 
 namespace rapt::cache {
 namespace {
@@ -49,7 +50,7 @@ int64_t GatheredBytes(const InputBytes& bytes) {
 absl::StatusOr<const std::byte*> Gather(const InputBytes& bytes, absl::Span<std::byte>& workspace) {
   if (GatheredBytes(bytes) == 0) return bytes.data;
   std::byte* const copy = TakeFrom(workspace, bytes.size);
-  if (absl::Status status = bytes.Fetch(0, bytes.size, copy); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(bytes.Fetch(0, bytes.size, copy));
   return copy;
 }
 

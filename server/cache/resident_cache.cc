@@ -5,11 +5,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt::cache {
 namespace {
-
-absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
 // The tokens of a layer that rows from `row` on, a token index, cannot see.
 TokenRange UnseenFrom(int64_t row, const LayerShape& shape, int64_t first_position) {
@@ -100,18 +100,17 @@ absl::Status ResidentCache::ChargeOwner(int64_t bytes) const {
 }
 
 absl::Status ResidentCache::ChargePages(int64_t bytes) {
-  absl::Status status = ChargeOwner(bytes);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ChargeOwner(bytes));
   charged_ += bytes;
   context_.reached_bytes += bytes;
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status ResidentCache::Reserve(PageList& list, int64_t count) {
   // More than the arena can have is not charged; PageList::Reserve() refuses it.
   const int64_t missing =
       count > context_.arena.capacity_bytes() ? 0 : list.MissingBytes(count).value_or(0);
-  if (absl::Status status = ChargePages(missing); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ChargePages(missing));
   const int64_t before = list.reserved_bytes();
   absl::Status status = list.Reserve(count);
   context_.reserved_bytes += list.reserved_bytes() - before;
@@ -124,10 +123,10 @@ absl::Status ResidentCache::TakeMemory() {
   MutexLock lock(mutex_);
   int64_t bytes = 0;
   for (const PageList& list : layers_) bytes += list.bytes();
-  if (absl::Status status = ChargePages(bytes - charged_); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ChargePages(bytes - charged_));
   for (PageList& list : layers_) {
     const int64_t more = std::max<int64_t>(0, spec_.reserve_tokens - list.length());
-    if (absl::Status status = Reserve(list, more); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(Reserve(list, more));
   }
   return absl::OkStatus();
 }
@@ -154,7 +153,7 @@ absl::StatusOr<std::shared_ptr<ResidentCache>> ResidentCache::Fork(std::string i
                                                                    uint64_t generation,
                                                                    std::optional<int64_t> length) {
   MutexLock lock(mutex_);
-  if (absl::Status status = CheckGeneration(generation); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckGeneration(generation));
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const PageList& layer : layers_) least = std::min(least, layer.length());
   const int64_t tokens = length.value_or(least);
@@ -162,19 +161,18 @@ absl::StatusOr<std::shared_ptr<ResidentCache>> ResidentCache::Fork(std::string i
     return absl::OutOfRangeError(
         absl::StrCat("length is ", tokens, "; the shortest layer has ", least, " tokens"));
   }
-  if (absl::Status status = CheckCut(tokens); !status.ok()) return status;
-  absl::StatusOr<std::shared_ptr<ResidentCache>> fork =
-      Make(context_, account_, std::move(id), std::move(spec));
-  if (!fork.ok()) return fork.status();
+  RAPT_RETURN_IF_ERROR(CheckCut(tokens));
+  RAPT_ASSIGN_OR_RETURN(std::shared_ptr<ResidentCache> fork,
+                        Make(context_, account_, std::move(id), std::move(spec)));
   // The tables charge themselves, even beyond the limit. This refuses them in time.
   const absl::StatusOr<Arena::Charge> tables = context_.arena.TryCharge(
       static_cast<int64_t>(layers_.size()) * PageList::PagesOf(tokens) * kPageTableBytes);
   if (!tables.ok()) {
     return Fail(Reason::kPages, tables.status().code(), tables.status().message());
   }
-  (*fork)->forked_from_ = id_;
-  (*fork)->forked_length_ = tokens;
-  for (size_t n = 0; n < layers_.size(); ++n) (*fork)->layers_[n] = layers_[n].Fork(tokens);
+  fork->forked_from_ = id_;
+  fork->forked_length_ = tokens;
+  for (size_t n = 0; n < layers_.size(); ++n) fork->layers_[n] = layers_[n].Fork(tokens);
   return fork;
 }
 
@@ -184,7 +182,7 @@ absl::Status ResidentCache::TruncateLayers(int64_t length) {
     return absl::OutOfRangeError(
         absl::StrCat("length is ", length, "; layer ", n, " has ", layers_[n].length(), " tokens"));
   }
-  if (absl::Status status = CheckCut(length); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckCut(length));
   struct Before {
     Memory memory;
     int64_t reserved_pages;
@@ -211,18 +209,17 @@ absl::Status ResidentCache::Truncate(int64_t length, uint64_t generation) {
   MutexLock lock(mutex_);
   const bool is_repeated = truncated_to_ == length && generation + 1 == generation_;
   if (is_repeated) return absl::OkStatus();
-  absl::Status status = CheckGeneration(generation);
-  if (status.ok()) status = TruncateLayers(length);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckGeneration(generation));
+  RAPT_RETURN_IF_ERROR(TruncateLayers(length));
   ++generation_;
   truncated_to_ = length;
-  return status;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<CacheSnapshot> ResidentCache::Freeze(uint64_t generation) {
   CacheSnapshot snapshot{.spec = spec_, .shapes = shapes_, .layers = {}};
   MutexLock lock(mutex_);
-  if (absl::Status status = CheckGeneration(generation); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckGeneration(generation));
   for (const PageList& layer : layers_) snapshot.layers.push_back(layer.Take(layer.length()));
   return snapshot;
 }
@@ -241,8 +238,7 @@ ResidentCache::State ResidentCache::Look(bool counts_shared) {
 
 absl::Status ResidentCache::CheckPlace(const LayerCall& call, LayerState& state) const {
   if (call.layer < 0 || call.layer >= static_cast<int64_t>(layers_.size())) {
-    return Invalid(
-        absl::StrCat("layer is ", call.layer, "; the cache has ", layers_.size(), " layers"));
+    return Invalid("layer is ", call.layer, "; the cache has ", layers_.size(), " layers");
   }
   const auto layer = static_cast<size_t>(call.layer);
   state.shape = shapes_[layer];
@@ -250,7 +246,7 @@ absl::Status ResidentCache::CheckPlace(const LayerCall& call, LayerState& state)
   state.length = layers_[layer].length();
   state.at = call.at.value_or(state.length);
   if (!call.at && call.count > 0) return Invalid("at is absent; new tokens need it");
-  if (absl::Status status = CheckGeneration(call.generation); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckGeneration(call.generation));
   if (state.at < 0 || state.at > state.length) {
     return absl::OutOfRangeError(
         absl::StrCat("at is ", state.at, "; the layer has ", state.length, " tokens"));
@@ -331,12 +327,11 @@ void ResidentCache::Evict(const LayerCall& call, const NewTokens& tokens, PageLi
 absl::Status ResidentCache::Fill(int64_t layer, int64_t count, const std::byte* keys,
                                  const std::byte* values) {
   PageList& list = layers_[static_cast<size_t>(layer)];
-  absl::Status status = Reserve(list, count);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Reserve(list, count));
   const Memory before = MemoryOf(list);
   list.Append(count, keys, values);
   Settle(before, list);
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status ResidentCache::Skip(int64_t layer, int64_t at, int64_t length) {
@@ -350,15 +345,15 @@ absl::Status ResidentCache::Skip(int64_t layer, int64_t at, int64_t length) {
         unseen.empty() ? "the layer evicts none"
                        : absl::StrCat("one range of multiples of ", kPageTokens, " within ",
                                       unseen.begin, " to ", unseen.end, " may be");
-    return Invalid(absl::StrCat("tokens ", gap.begin, " to ", gap.end, " of layer ", layer,
-                                " are missing; ", allowed));
+    return Invalid("tokens ", gap.begin, " to ", gap.end, " of layer ", layer, " are missing; ",
+                   allowed);
   }
   // Tables without pages would escape the quota. More than the arena can have is not charged;
   // PageList::Skip() refuses it.
   const int64_t tables = at > context_.arena.capacity_bytes()
                              ? 0
                              : (gap.end - gap.begin) / kPageTokens * kPageTableBytes;
-  if (absl::Status status = ChargeOwner(tables); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ChargeOwner(tables));
   charged_tables_ += tables;
   absl::Status status = list.Skip(gap.end - gap.begin);
   if (status.ok()) return status;

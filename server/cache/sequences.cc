@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/cache/reason.h"
 
 namespace rapt::cache {
@@ -119,9 +120,8 @@ absl::StatusOr<std::string> Sequences::CacheFor(Sequence& sequence, const Sequen
   const std::string& owner = sequence.place->first.owner;
   if (call.starts) {
     Close(sequence);
-    absl::StatusOr<CacheInfo> made = store_.Create(owner, call.spec);
-    if (!made.ok()) return made.status();
-    sequence.cache = made->id;
+    RAPT_ASSIGN_OR_RETURN(CacheInfo made, store_.Create(owner, call.spec));
+    sequence.cache = made.id;
   } else if (!store_.Has(owner, sequence.cache)) {
     sequence.cache.clear();
     return Fail(Reason::kUnknown, absl::StatusCode::kNotFound,

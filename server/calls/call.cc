@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/calls/per_model.h"
 #include "server/calls/traceparent.h"
 #include "server/rejection.h"
@@ -59,13 +59,12 @@ Call::~Call() {
 
 absl::Status Call::Enter(const CallHeaders& headers) {
   report_.traceparent = TraceparentOf(headers.traceparent);
-  absl::StatusOr<std::string> caller =
-      traits_.is_public ? Access::PeerOf(headers) : environment_.access.Identify(headers);
-  if (!caller.ok()) return caller.status();
-  absl::Status status = places().Enter(*caller);
-  if (!status.ok()) return status;
-  if (traits_.carries_tensors) caller_memory_ = engine().CallerOf(*caller);
-  caller_ = *std::move(caller);
+  RAPT_ASSIGN_OR_RETURN(std::string caller, traits_.is_public
+                                                ? Access::PeerOf(headers)
+                                                : environment_.access.Identify(headers));
+  RAPT_RETURN_IF_ERROR(places().Enter(caller));
+  if (traits_.carries_tensors) caller_memory_ = engine().CallerOf(caller);
+  caller_ = std::move(caller);
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/invalid.h"
 
 namespace rapt {
 namespace {
@@ -51,14 +52,13 @@ absl::StatusOr<Tokens> Tokens::Parse(absl::string_view text) {
     if (line.empty() || line.front() == '#') continue;
     std::optional<Entry> entry = ParseLine(line);
     if (!entry) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("line ", number, " of --token_file is invalid; it must be a name and the ",
-                       "SHA-256 of a token as 64 hexadecimal digits"));
+      return Invalid("line ", number, " of --token_file is invalid; it must be a name and the ",
+                     "SHA-256 of a token as 64 hexadecimal digits");
     }
     tokens.entries_.push_back(*std::move(entry));
   }
   if (!tokens.entries_.empty()) return tokens;
-  return absl::InvalidArgumentError("the file of --token_file has no tokens");
+  return Invalid("the file of --token_file has no tokens");
 }
 
 std::optional<std::string> Tokens::HolderOf(absl::string_view token) const {

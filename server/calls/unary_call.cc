@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/status_macros.h"
 #include "server/rejection.h"
 
 namespace rapt {
@@ -59,9 +60,8 @@ void UnaryCall::Admit(int64_t bytes, int64_t extra_bytes, bool is_first) {
 }
 
 absl::Status UnaryCall::Open(const CallHeaders& headers) {
-  absl::Status status = call_.Enter(headers);
-  if (status.ok()) status = call_.SetDeadline(headers.deadline);
-  return status;
+  RAPT_RETURN_IF_ERROR(call_.Enter(headers));
+  return call_.SetDeadline(headers.deadline);
 }
 
 void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory, int64_t bytes,

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/invalid.h"
 #include "base/log.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 
 namespace rapt {
@@ -89,20 +90,16 @@ absl::Status ModelRepository::CheckName(absl::string_view name) const {
 
 absl::StatusOr<ModelInfoPtr> ModelRepository::Make(const std::string& name) {
   // Until the weights are packed.
-  const absl::StatusOr<MemoryBudget::Reservation> reading =
-      gate_.ReserveBehindCalls(ReadingBytes(PathOf(name)), "memory for reading its files");
-  if (!reading.ok()) return reading.status();
-  const absl::StatusOr<LayerFiles> files = ReadLayerFiles(PathOf(name));
-  if (!files.ok()) return files.status();
-  const absl::StatusOr<int64_t> bytes = LayerBytes(files->config, files->weights);
-  if (!bytes.ok()) return bytes.status();
-  absl::StatusOr<AdmissionGate::LongReservation> memory = gate_.ReserveForLong(*bytes);
-  if (!memory.ok()) return memory.status();
-  absl::StatusOr<std::shared_ptr<const Layer>> layer = Pack(*files, options_.threads);
-  if (!layer.ok()) return layer.status();
+  RAPT_ASSIGN_OR_RETURN(
+      const MemoryBudget::Reservation reading,
+      gate_.ReserveBehindCalls(ReadingBytes(PathOf(name)), "memory for reading its files"));
+  RAPT_ASSIGN_OR_RETURN(const LayerFiles files, ReadLayerFiles(PathOf(name)));
+  RAPT_ASSIGN_OR_RETURN(const int64_t bytes, LayerBytes(files.config, files.weights));
+  RAPT_ASSIGN_OR_RETURN(AdmissionGate::LongReservation memory, gate_.ReserveForLong(bytes));
+  RAPT_ASSIGN_OR_RETURN(std::shared_ptr<const Layer> layer, Pack(files, options_.threads));
   auto charged = std::make_shared<ChargedLayer>();
-  charged->memory = *std::move(memory);
-  charged->layer = *std::move(layer);
+  charged->memory = std::move(memory);
+  charged->layer = std::move(layer);
   const Layer* const packed = charged->layer.get();
   return std::make_shared<const ModelInfo>(LayerModel(name, {std::move(charged), packed}));
 }
@@ -123,7 +120,7 @@ void ModelRepository::ForgetRemoved() {
 }
 
 absl::StatusOr<ModelInfoPtr> ModelRepository::Load(const std::string& name) {
-  if (absl::Status status = CheckName(name); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckName(name));
   MutexLock loading(loading_);
   ForgetRemoved();
   {
@@ -148,7 +145,7 @@ absl::StatusOr<ModelInfoPtr> ModelRepository::Load(const std::string& name) {
 }
 
 absl::StatusOr<ModelInfoPtr> ModelRepository::Unload(const std::string& name) {
-  if (absl::Status status = CheckName(name); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckName(name));
   MutexLock loading(loading_);
   {
     MutexLock lock(mutex_);
@@ -171,11 +168,10 @@ ModelInfoPtr ModelRepository::Replace(const std::string& name, ModelInfoPtr mode
 }
 
 absl::Status ModelRepository::LoadAll(absl::FunctionRef<bool()> stop_requested) {
-  const absl::StatusOr<std::vector<std::string>> names = Folders();
-  if (!names.ok()) return names.status();
-  for (const std::string& name : *names) {
+  RAPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, Folders());
+  for (const std::string& name : names) {
     if (stop_requested()) return absl::CancelledError("stopped while models were loaded");
-    if (absl::Status status = Load(name).status(); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(Load(name).status());
   }
   return absl::OkStatus();
 }

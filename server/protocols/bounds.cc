@@ -11,6 +11,8 @@
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "attention/problem.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "server/cache/cache_store.h"
 #include "server/cache/limits.h"
 
@@ -258,12 +260,11 @@ absl::Status Check(const Checks& all, const pb::Message& message, const Place& p
     const pb::FieldDescriptor* field = checked.field;
     if (!field->is_repeated()) {
       if (field->has_presence() && !fields.HasField(message, field)) continue;
-      if (absl::Status status = Check(all, message, checked, -1, place); !status.ok())
-        return status;
+      RAPT_RETURN_IF_ERROR(Check(all, message, checked, -1, place));
       continue;
     }
     for (int n = 0; n < fields.FieldSize(message, field); ++n) {
-      if (absl::Status status = Check(all, message, checked, n, place); !status.ok()) return status;
+      RAPT_RETURN_IF_ERROR(Check(all, message, checked, n, place));
     }
   }
   return absl::OkStatus();
@@ -280,8 +281,7 @@ absl::Status CheckIntegers(absl::Span<const FieldBounds> table, const pb::Messag
 absl::Status ParseRequest(const std::string& bytes, pb::Message& request) {
   static const auto* const checks = new Checks(ChecksOf(kTable));
   if (request.ParseFromString(bytes)) return Check(*checks, request, Place());
-  return absl::InvalidArgumentError(
-      absl::StrCat("the message is not a valid ", request.GetTypeName()));
+  return Invalid("the message is not a valid ", request.GetTypeName());
 }
 
 }  // namespace rapt

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/status_macros.h"
 #include "server/rejection.h"
 
 namespace rapt {
@@ -25,17 +26,14 @@ absl::InlinedVector<const TensorSpec*, 4> OutputsOf(const TensorOperator& op, Ro
 absl::StatusOr<std::optional<int64_t>> TotalBytes(absl::Span<const TensorSpec* const> outputs) {
   std::optional<int64_t> total = 0;
   for (const TensorSpec* output : outputs) {
-    const absl::StatusOr<int64_t> bytes = ByteSize("an output", *output);
-    if (!bytes.ok()) return bytes.status();
-    total = total ? CheckedAdd(*total, *bytes) : std::nullopt;
+    RAPT_ASSIGN_OR_RETURN(const int64_t bytes, ByteSize("an output", *output));
+    total = total ? CheckedAdd(*total, bytes) : std::nullopt;
   }
   return total;
 }
 
 absl::Status CheckResponseSize(absl::Span<const TensorSpec* const> outputs) {
-  const absl::StatusOr<std::optional<int64_t>> found = TotalBytes(outputs);
-  if (!found.ok()) return found.status();
-  const std::optional<int64_t> total = *found;
+  RAPT_ASSIGN_OR_RETURN(const std::optional<int64_t> total, TotalBytes(outputs));
   if (total && *total <= kMaxResponseBytes) return absl::OkStatus();
   return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the outputs need ", total ? absl::StrCat(*total) : "more than 2^63",

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 
@@ -25,13 +27,12 @@ absl::StatusOr<InputBytes> SharedTensors::FindInput(const std::string& field,
                                                     const SharedReference& reference,
                                                     int64_t bytes) {
   if (reference.byte_size != bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        field, " has ", reference.byte_size, " bytes of shared memory; its shape needs ", bytes));
+    return Invalid(field, " has ", reference.byte_size, " bytes of shared memory; its shape needs ",
+                   bytes);
   }
-  const absl::StatusOr<OutputPlace> found = Find(field, reference);
-  if (!found.ok()) return found.status();
-  if (found->device.memory != nullptr) return InputBytes(found->device, bytes);
-  InputBytes input(found->bytes.data(), bytes);
+  RAPT_ASSIGN_OR_RETURN(const OutputPlace found, Find(field, reference));
+  if (found.device.memory != nullptr) return InputBytes(found.device, bytes);
+  InputBytes input(found.bytes.data(), bytes);
   input.is_shared = true;
   return input;
 }
@@ -39,23 +40,21 @@ absl::StatusOr<InputBytes> SharedTensors::FindInput(const std::string& field,
 absl::StatusOr<OutputPlace> SharedTensors::FindOutput(const std::string& field,
                                                       const SharedReference& reference,
                                                       const TensorSpec& spec) {
-  const absl::StatusOr<int64_t> bytes = ByteSize(field, spec);
-  if (!bytes.ok()) return bytes.status();
-  if (reference.byte_size < *bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(field, " has ", reference.byte_size,
-                                                   " bytes of shared memory; it needs ", *bytes));
+  RAPT_ASSIGN_OR_RETURN(const int64_t bytes, ByteSize(field, spec));
+  if (reference.byte_size < bytes) {
+    return Invalid(field, " has ", reference.byte_size, " bytes of shared memory; it needs ",
+                   bytes);
   }
   absl::StatusOr<OutputPlace> found = Find(field, reference);
   if (!found.ok() || found->device.memory != nullptr) return found;
   if (reinterpret_cast<uintptr_t>(found->bytes.data()) %
           static_cast<uintptr_t>(SizeOf(spec.dtype)) !=
       0) {
-    return absl::InvalidArgumentError(absl::StrCat(field, " begins at offset ", reference.offset,
-                                                   " of its region, which is not aligned to the ",
-                                                   SizeOf(spec.dtype), " bytes of ",
-                                                   NameOf(spec.dtype)));
+    return Invalid(field, " begins at offset ", reference.offset,
+                   " of its region, which is not aligned to the ", SizeOf(spec.dtype), " bytes of ",
+                   NameOf(spec.dtype));
   }
-  found->bytes = found->bytes.subspan(0, static_cast<size_t>(*bytes));
+  found->bytes = found->bytes.subspan(0, static_cast<size_t>(bytes));
   return found;
 }
 

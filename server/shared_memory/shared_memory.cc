@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "base/utf8.h"
 #include "server/shared_memory/system_region.h"
 
@@ -18,15 +20,15 @@ constexpr size_t kMaxNameBytes = 256;  // bounded because errors quote names
 
 absl::Status CheckName(const std::string& name) {
   if (!name.empty() && name.size() <= kMaxNameBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the region's name has ", name.size(),
-                                                 " bytes; it must have 1 to ", kMaxNameBytes));
+  return Invalid("the region's name has ", name.size(), " bytes; it must have 1 to ",
+                 kMaxNameBytes);
 }
 
 absl::StatusOr<int64_t> ToSigned(absl::string_view field, uint64_t value) {
   if (value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     return static_cast<int64_t>(value);
   }
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must fit in 63 bits"));
+  return Invalid(field, " is ", value, "; it must fit in 63 bits");
 }
 
 absl::Status ForRegion(const std::string& name, const absl::Status& status) {
@@ -59,7 +61,7 @@ class CudaRegion final : public Region {
 }  // namespace
 
 absl::Status BrokenRegion() {
-  return absl::InvalidArgumentError(
+  return Invalid(
       "the owner truncated the shared memory while it was registered; unregister it and register "
       "it again");
 }
@@ -74,11 +76,11 @@ absl::Status SharedMemory::CheckKey(const std::string& key) const {
   const absl::string_view object = WithoutLeadingSlashes(key);
   if (object.empty() ||
       object.find_first_of(absl::string_view("/\0", 2)) != absl::string_view::npos) {
-    return absl::InvalidArgumentError("the key must be a name without inner slashes");
+    return Invalid("the key must be a name without inner slashes");
   }
   if (absl::StartsWith(object, options_.key_prefix)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the key must begin with '", options_.key_prefix,
-                                                 "', this server's --shared_memory_prefix"));
+  return Invalid("the key must begin with '", options_.key_prefix,
+                 "', this server's --shared_memory_prefix");
 }
 
 absl::Status SharedMemory::CheckPlaceLocked(const std::string& name) const {
@@ -96,21 +98,19 @@ absl::Status SharedMemory::CheckPlace(const std::string& name) const {
 absl::Status SharedMemory::Add(Kind kind, Description description,
                                std::shared_ptr<const Region> region) {
   MutexLock lock(mutex_);
-  absl::Status status = CheckPlaceLocked(description.name);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckPlaceLocked(description.name));
   const std::string name = description.name;
   entries_.emplace(name, Entry{kind, std::move(description), std::move(region)});
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status SharedMemory::RegisterSystem(const std::string& name, const std::string& key,
                                           uint64_t offset, uint64_t byte_size) {
-  absl::Status status = CheckAllowed();
-  if (status.ok()) status = CheckName(name);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckAllowed());
+  RAPT_RETURN_IF_ERROR(CheckName(name));
   const absl::StatusOr<int64_t> begin = ToSigned("offset", offset);
   const absl::StatusOr<int64_t> size = ToSigned("byte_size", byte_size);
-  status.Update(begin.status());
+  absl::Status status = begin.status();
   status.Update(size.status());
   if (status.ok()) status = CheckKey(key);
   if (status.ok()) status = CheckPlace(name);
@@ -124,16 +124,15 @@ absl::Status SharedMemory::RegisterSystem(const std::string& name, const std::st
 
 absl::Status SharedMemory::RegisterCuda(const std::string& name, const std::string& raw_handle,
                                         int64_t device_id, uint64_t byte_size) {
-  absl::Status status = CheckAllowed();
-  if (status.ok()) status = CheckName(name);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckAllowed());
+  RAPT_RETURN_IF_ERROR(CheckName(name));
   if (!options_.open_cuda) {
     return absl::UnimplementedError(
         "CUDA shared memory needs a server that uses a GPU: start it with --backend=cudnn or "
         "--cudnn_memory_bytes on a machine with a GPU");
   }
   const absl::StatusOr<int64_t> size = ToSigned("byte_size", byte_size);
-  status.Update(size.status());
+  absl::Status status = size.status();
   if (status.ok()) status = CheckPlace(name);
   if (!status.ok()) return ForRegion(name, status);
   absl::StatusOr<std::shared_ptr<const DeviceMemory>> memory =
@@ -145,7 +144,7 @@ absl::Status SharedMemory::RegisterCuda(const std::string& name, const std::stri
 }
 
 absl::Status SharedMemory::Unregister(Kind kind, const std::string& name) {
-  if (absl::Status status = CheckAllowed(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckAllowed());
   std::map<std::string, Entry> removed;  // destroyed, and unmapped, after the lock is released
   MutexLock lock(mutex_);
   for (auto entry = entries_.begin(); entry != entries_.end();) {
@@ -159,7 +158,7 @@ absl::Status SharedMemory::Unregister(Kind kind, const std::string& name) {
 
 absl::StatusOr<std::vector<SharedMemory::Description>> SharedMemory::Describe(
     Kind kind, const std::string& name) const {
-  if (absl::Status status = CheckAllowed(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckAllowed());
   std::vector<Description> found;
   {
     MutexLock lock(mutex_);
@@ -173,7 +172,7 @@ absl::StatusOr<std::vector<SharedMemory::Description>> SharedMemory::Describe(
 }
 
 absl::StatusOr<SharedBytes> SharedMemory::Find(const SharedReference& reference) const {
-  if (absl::Status status = CheckAllowed(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckAllowed());
   std::shared_ptr<const Region> region;
   {
     MutexLock lock(mutex_);
@@ -188,9 +187,9 @@ absl::StatusOr<SharedBytes> SharedMemory::Find(const SharedReference& reference)
   const std::optional<int64_t> end = CheckedAdd(reference.offset, reference.byte_size);
   const bool fits = reference.offset >= 0 && reference.byte_size >= 0 && end && *end <= size;
   if (!fits) {
-    return ForRegion(reference.region, absl::InvalidArgumentError(absl::StrCat(
-                                           "offset ", reference.offset, " and byte_size ",
-                                           reference.byte_size, " exceed its ", size, " bytes")));
+    return ForRegion(reference.region,
+                     Invalid("offset ", reference.offset, " and byte_size ", reference.byte_size,
+                             " exceed its ", size, " bytes"));
   }
   if (device != nullptr) return SharedBytes{{}, {device, reference.offset}, std::move(region)};
   return SharedBytes{bytes.subspan(static_cast<size_t>(reference.offset),

@@ -13,6 +13,8 @@
 #include "base/bus_error_guard.h"
 #include "base/checked_math.h"
 #include "base/descriptor.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -50,8 +52,8 @@ class SystemRegion final : public Region {
 // Returns OK if the bytes are within the file.
 absl::Status CheckRange(const Descriptor& file, int64_t offset, int64_t byte_size) {
   if (byte_size <= 0 || offset < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("byte_size is ", byte_size, " and offset ",
-                                                   offset, "; they must be at least 1 and 0"));
+    return Invalid("byte_size is ", byte_size, " and offset ", offset,
+                   "; they must be at least 1 and 0");
   }
   struct stat status;
   if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
@@ -59,9 +61,8 @@ absl::Status CheckRange(const Descriptor& file, int64_t offset, int64_t byte_siz
   }
   const std::optional<int64_t> end = CheckedAdd(offset, byte_size);
   if (end && *end <= int64_t{status.st_size}) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("offset ", offset, " and byte_size ", byte_size,
-                                                 " exceed the shared memory object, which has ",
-                                                 int64_t{status.st_size}, " bytes"));
+  return Invalid("offset ", offset, " and byte_size ", byte_size,
+                 " exceed the shared memory object, which has ", int64_t{status.st_size}, " bytes");
 }
 
 }  // namespace
@@ -73,7 +74,7 @@ absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string
     return absl::NotFoundError(
         "no shared memory object has this key, or the server is not permitted to open it");
   }
-  if (absl::Status status = CheckRange(file, offset, byte_size); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRange(file, offset, byte_size));
   const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t before = offset % page;  // mappings begin at a page
   const int64_t mapped_bytes = (before + byte_size + page - 1) / page * page;

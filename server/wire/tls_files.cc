@@ -1,6 +1,7 @@
 #include "server/wire/tls_files.h"
 
 #include "absl/status/status.h"
+#include "base/status_macros.h"
 #include "server/wire/openssl_objects.h"
 
 namespace rapt {
@@ -43,7 +44,7 @@ absl::StatusOr<TlsIdentity> ParseTlsIdentity(const std::vector<std::string>& con
   if (authenticates_clients && identity.client_ca.empty()) {
     return absl::InvalidArgumentError("the file of --tls_client_ca is empty");
   }
-  if (absl::Status status = Check(identity); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Check(identity));
   return identity;
 }
 

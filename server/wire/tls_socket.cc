@@ -16,6 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "server/wire/client_records.h"
 
 namespace rapt {
@@ -74,8 +76,8 @@ int SelectProtocol(SSL* ssl, const unsigned char** chosen, unsigned char* chosen
 
 absl::Status Unusable(absl::string_view flag) {
   const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the file of ", flag, " can't be used: ", reason == nullptr ? "unknown error" : reason));
+  return Invalid("the file of ", flag,
+                 " can't be used: ", reason == nullptr ? "unknown error" : reason);
 }
 
 absl::Status UseCertificate(SSL_CTX* context, const TlsIdentity& identity) {
@@ -117,8 +119,7 @@ void CountHandshakeMessage(int is_sent, int version, int type, const void* bytes
                            SSL* ssl, void* unused);
 
 absl::StatusOr<TlsAcceptor::Context> NewContext(const std::vector<std::string>& contents) {
-  const absl::StatusOr<TlsIdentity> identity = ParseTlsIdentity(contents);
-  if (!identity.ok()) return identity.status();
+  RAPT_ASSIGN_OR_RETURN(const TlsIdentity identity, ParseTlsIdentity(contents));
   const ScopedErrors errors;
   TlsAcceptor::Context context(SSL_CTX_new(TLS_server_method()));
   RAPT_CHECK(context != nullptr, "no memory");
@@ -136,11 +137,10 @@ absl::StatusOr<TlsAcceptor::Context> NewContext(const std::vector<std::string>& 
   SSL_CTX_set_alpn_select_cb(c, SelectProtocol, nullptr);
   SSL_CTX_set_msg_callback(c, CountHandshakeMessage);
   ForbidResumption(c);
-  absl::Status status = UseCertificate(c, *identity);
-  if (status.ok() && !identity->client_ca.empty()) {
-    status = AuthenticateClients(c, identity->client_ca);
+  RAPT_RETURN_IF_ERROR(UseCertificate(c, identity));
+  if (!identity.client_ca.empty()) {
+    RAPT_RETURN_IF_ERROR(AuthenticateClients(c, identity.client_ca));
   }
-  if (!status.ok()) return status;
   return context;
 }
 
@@ -406,9 +406,9 @@ void TlsSocket::EndWriting() {
 
 absl::StatusOr<std::unique_ptr<TlsAcceptor>> TlsAcceptor::Load(const TlsFiles& files,
                                                                const Clock& clock) {
-  auto context = Reloaded<Context>::Load(NamedTlsFiles(files), NewContext, clock);
-  if (!context.ok()) return context.status();
-  return absl::WrapUnique(new TlsAcceptor(*std::move(context)));
+  RAPT_ASSIGN_OR_RETURN(auto context,
+                        Reloaded<Context>::Load(NamedTlsFiles(files), NewContext, clock));
+  return absl::WrapUnique(new TlsAcceptor(std::move(context)));
 }
 
 std::unique_ptr<Socket> TlsAcceptor::Accept(Descriptor socket, TlsProtocol protocol) {

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "attention/operator.h"
+#include "base/status_macros.h"
 #include "server/calls/call.h"
 #include "server/protocols/bounds.h"
 #include "server/protocols/message_parts.h"
@@ -28,8 +29,7 @@ class MethodCall {
   // reserved together with them; ResourceExhausted if the response would be too large. By default,
   // that of Protocol Buffers, which reference the outputs.
   virtual absl::StatusOr<int64_t> EncodingBytes(absl::Span<const TensorSpec* const> outputs) {
-    absl::Status status = CheckResponseSize(outputs);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckResponseSize(outputs));
     return 0;
   }
 

@@ -10,6 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -45,9 +47,8 @@ class ScopedFileMode {
 // Removes the stale socket of a dead server.
 absl::Status MakeRoomForSocket(const std::string& path) {
   if (path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("--unix_socket has ", path.size(),
-                                                   " bytes; a socket's path has at most ",
-                                                   sizeof(sockaddr_un::sun_path) - 1));
+    return Invalid("--unix_socket has ", path.size(), " bytes; a socket's path has at most ",
+                   sizeof(sockaddr_un::sun_path) - 1);
   }
   struct stat status;
   if (lstat(path.c_str(), &status) != 0) return absl::OkStatus();  // binding reports other errors
@@ -66,7 +67,7 @@ absl::Status MakeRoomForSocket(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<Descriptor> ListenOnUnix(const std::string& path, int mode) {
-  if (absl::Status status = MakeRoomForSocket(path); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(MakeRoomForSocket(path));
   Descriptor result(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const sockaddr_un name = NameOf(path);
   const ScopedFileMode file_mode(mode);

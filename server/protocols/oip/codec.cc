@@ -16,6 +16,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/protocols/bounds.h"
 #include "server/protocols/oip/model.h"
@@ -90,20 +92,18 @@ int CountOf(const InferTensorContents& c, int field) {
 }
 
 absl::Status TooManyPieces(const InputTensor& input) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("input ", input.name(), " has contents in several pieces; more than ",
-                   kParsedContentsBytes, " bytes of contents must be packed into one field"));
+  return Invalid("input ", input.name(), " has contents in several pieces; more than ",
+                 kParsedContentsBytes, " bytes of contents must be packed into one field");
 }
 
 absl::Status MixedContents(const InputTensor& input) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("input ", input.name(),
-                   " has contents partly packed and partly not; they must be one or the other"));
+  return Invalid("input ", input.name(),
+                 " has contents partly packed and partly not; they must be one or the other");
 }
 
 absl::Status TooManyIntegers(const InputTensor& input) {
-  return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has more than ",
-                                                 kMaxIntegerBytes, " bytes of int64_contents"));
+  return Invalid("input ", input.name(), " has more than ", kMaxIntegerBytes,
+                 " bytes of int64_contents");
 }
 
 // Merges a payload back into the parsed message.
@@ -115,23 +115,22 @@ absl::Status PutBack(const MessageBytes& bytes, const wire::Payload& payload, In
   bytes.bytes.Copy(payload.begin, payload.size,
                    reinterpret_cast<std::byte*>(field.data() + header_size));
   if (input.mutable_contents()->MergeFromString(field)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("input ", input.name(), " has malformed contents"));
+  return Invalid("input ", input.name(), " has malformed contents");
 }
 
 absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
-  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, kInferSchema);
-  if (!split.ok()) return split.status();
-  if (absl::Status status = ParseRequest(split->rest, fields.message); !status.ok()) return status;
+  RAPT_ASSIGN_OR_RETURN(wire::SplitMessage split,
+                        wire::Split(bytes.bytes, bytes.size, kInferSchema));
+  RAPT_RETURN_IF_ERROR(ParseRequest(split.rest, fields.message));
   // Values of a fixed size can be read in place; integers must be parsed.
   int64_t fixed_size_bytes = 0;
   int64_t integer_bytes = 0;
-  for (const wire::Payload& payload : split->payloads) {
+  for (const wire::Payload& payload : split.payloads) {
     if (payload.path[0] != kInputsField) continue;
     (payload.path.back() == kInt64Field ? integer_bytes : fixed_size_bytes) += payload.size;
   }
   std::set<std::pair<int, int>> refilled;  // inputs and their fields
-  for (const wire::Payload& payload : split->payloads) {
+  for (const wire::Payload& payload : split.payloads) {
     const InputBytes part = bytes.Part(payload.begin, payload.size);
     if (payload.path[0] == kRawInputField) {
       fields.raw.push_back(part);
@@ -184,10 +183,9 @@ namespace {
 absl::StatusOr<TensorSpec> ReadSpec(const InputTensor& input) {
   const std::optional<DType> dtype = ParseDatatype(input.datatype());
   if (!dtype) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("input ", input.name(), " has datatype '", input.datatype(),
-                     "'; it must be FP32, FP16, BF16 or FP64, for a mask also BOOL, for ",
-                     "lengths and positions INT64, for selected_indices INT32"));
+    return Invalid("input ", input.name(), " has datatype '", input.datatype(),
+                   "'; it must be FP32, FP16, BF16 or FP64, for a mask also BOOL, for ",
+                   "lengths and positions INT64, for selected_indices INT32");
   }
   return TensorSpec{*dtype, Shape(input.shape().begin(), input.shape().end())};
 }
@@ -223,36 +221,33 @@ absl::StatusOr<TypedField> FieldOf(const InputTensor& input, DType dtype) {
     case DType::kInt8:
       break;
   }
-  return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ", NameOf(dtype),
-                                                 ", which is accepted in raw_input_contents only"));
+  return Invalid("input ", input.name(), " is ", NameOf(dtype),
+                 ", which is accepted in raw_input_contents only");
 }
 
 absl::Status WrongCount(const InputTensor& input, const TypedField& field, int64_t count,
                         const TensorSpec& spec, int64_t wanted) {
-  return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has ", count,
-                                                 " values in ", field.name, "; its shape ",
-                                                 ToString(spec.shape), " needs ", wanted));
+  return Invalid("input ", input.name(), " has ", count, " values in ", field.name, "; its shape ",
+                 ToString(spec.shape), " needs ", wanted);
 }
 
 // `large` is null if generated code parsed the contents.
 absl::StatusOr<InputBytes> TypedBytes(const InputTensor& input, const LargeContents* large,
                                       const TensorSpec& spec, int64_t bytes) {
-  const absl::StatusOr<TypedField> field = FieldOf(input, spec.dtype);
-  if (!field.ok()) return field.status();
+  RAPT_ASSIGN_OR_RETURN(const TypedField field, FieldOf(input, spec.dtype));
   const int64_t size = SizeOf(spec.dtype);
-  const int64_t parsed = field->bytes.size / size;
-  if (CountOf(input.contents()) != parsed || (large != nullptr && large->field != field->number)) {
-    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ",
-                                                   NameOf(spec.dtype), "; its contents must be in ",
-                                                   field->name, " alone"));
+  const int64_t parsed = field.bytes.size / size;
+  if (CountOf(input.contents()) != parsed || (large != nullptr && large->field != field.number)) {
+    return Invalid("input ", input.name(), " is ", NameOf(spec.dtype), "; its contents must be in ",
+                   field.name, " alone");
   }
   if (large == nullptr) {
-    if (field->bytes.size != bytes) return WrongCount(input, *field, parsed, spec, bytes / size);
-    return field->bytes;
+    if (field.bytes.size != bytes) return WrongCount(input, field, parsed, spec, bytes / size);
+    return field.bytes;
   }
   if (parsed > 0 || spec.dtype == DType::kInt64) return TooManyPieces(input);
   if (large->bytes.size != bytes) {
-    return WrongCount(input, *field, large->bytes.size / size, spec, bytes / size);
+    return WrongCount(input, field, large->bytes.size / size, spec, bytes / size);
   }
   return large->bytes;
 }
@@ -260,13 +255,11 @@ absl::StatusOr<InputBytes> TypedBytes(const InputTensor& input, const LargeConte
 absl::StatusOr<InputBytes> RawBytes(const InputTensor& input, const InputBytes& raw,
                                     const TensorSpec& spec, int64_t bytes) {
   if (input.has_contents()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("input ", input.name(), " has contents although raw_input_contents is used"));
+    return Invalid("input ", input.name(), " has contents although raw_input_contents is used");
   }
   if (raw.size != bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has ", raw.size,
-                                                   " bytes; its shape ", ToString(spec.shape),
-                                                   " of ", NameOf(spec.dtype), " needs ", bytes));
+    return Invalid("input ", input.name(), " has ", raw.size, " bytes; its shape ",
+                   ToString(spec.shape), " of ", NameOf(spec.dtype), " needs ", bytes);
   }
   return raw;
 }
@@ -280,9 +273,8 @@ struct InputReading {
 
 // raw_input_contents must have an entry for each input that is not in shared memory, and no others.
 absl::Status WrongRawCount(const Fields& fields, size_t needed) {
-  return absl::InvalidArgumentError(absl::StrCat("raw_input_contents has ", fields.raw.size(),
-                                                 " entries; there are ", needed,
-                                                 " inputs that are not in shared memory"));
+  return Invalid("raw_input_contents has ", fields.raw.size(), " entries; there are ", needed,
+                 " inputs that are not in shared memory");
 }
 
 absl::StatusOr<InputBytes> ReadBytes(InputReading& reading, int index, const TensorSpec& spec,
@@ -290,45 +282,38 @@ absl::StatusOr<InputBytes> ReadBytes(InputReading& reading, int index, const Ten
   const Fields& fields = reading.fields;
   const InputTensor& input = fields.message.inputs(index);
   const std::string name = absl::StrCat("input ", input.name());
-  const absl::StatusOr<int64_t> bytes = ByteSize(name, spec);
-  if (!bytes.ok()) return bytes.status();
+  RAPT_ASSIGN_OR_RETURN(const int64_t bytes, ByteSize(name, spec));
   if (shared && fields.HasContents(index)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has contents although it is in shared memory"));
+    return Invalid(name, " has contents although it is in shared memory");
   }
-  if (shared) return reading.shared_tensors.FindInput(name, *shared, *bytes);
-  if (!fields.raw.empty()) return RawBytes(input, fields.raw[reading.raw_used++], spec, *bytes);
+  if (shared) return reading.shared_tensors.FindInput(name, *shared, bytes);
+  if (!fields.raw.empty()) return RawBytes(input, fields.raw[reading.raw_used++], spec, bytes);
   const auto large = fields.contents.find(index);
-  return TypedBytes(input, large == fields.contents.end() ? nullptr : &large->second, spec, *bytes);
+  return TypedBytes(input, large == fields.contents.end() ? nullptr : &large->second, spec, bytes);
 }
 
 absl::StatusOr<std::vector<int64_t>> ReadKeyLengths(const InputBytes& bytes) {
   const int64_t count = bytes.size / int64_t{sizeof(int64_t)};
   if (count > kMaxKeyLengths) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "input nonpad_kv_seqlen has ", count, " values; at most ", kMaxKeyLengths, " are allowed"));
+    return Invalid("input nonpad_kv_seqlen has ", count, " values; at most ", kMaxKeyLengths,
+                   " are allowed");
   }
   std::vector<int64_t> lengths(count);
-  absl::Status status = bytes.Fetch(0, bytes.size, reinterpret_cast<std::byte*>(lengths.data()));
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(bytes.Fetch(0, bytes.size, reinterpret_cast<std::byte*>(lengths.data())));
   return lengths;
 }
 
 absl::Status ReadInput(InputReading& reading, int index, Role role,
                        const std::optional<SharedReference>& shared, OperatorCall& call,
                        Request& request) {
-  absl::StatusOr<TensorSpec> spec = ReadSpec(reading.fields.message.inputs(index));
-  if (!spec.ok()) return spec.status();
-  absl::StatusOr<InputBytes> bytes = ReadBytes(reading, index, *spec, shared);
-  if (!bytes.ok()) return bytes.status();
+  RAPT_ASSIGN_OR_RETURN(TensorSpec spec, ReadSpec(reading.fields.message.inputs(index)));
+  RAPT_ASSIGN_OR_RETURN(InputBytes bytes, ReadBytes(reading, index, spec, shared));
   if (role != Role::kKeyLengths) {
-    request.inputs[role] = *bytes;
-  } else if (spec->dtype == DType::kInt64) {  // otherwise Resolve() rejects it
-    absl::StatusOr<std::vector<int64_t>> lengths = ReadKeyLengths(*bytes);
-    if (!lengths.ok()) return lengths.status();
-    request.key_lengths = *std::move(lengths);
+    request.inputs[role] = bytes;
+  } else if (spec.dtype == DType::kInt64) {  // otherwise Resolve() rejects it
+    RAPT_ASSIGN_OR_RETURN(request.key_lengths, ReadKeyLengths(bytes));
   }
-  call.inputs[role] = *std::move(spec);
+  call.inputs[role] = std::move(spec);
   return absl::OkStatus();
 }
 
@@ -338,11 +323,10 @@ using Roles = absl::InlinedVector<Role, 4>;
 absl::StatusOr<Role> RoleOf(const InputTensor& input, const ModelInfo& model, const Roles& seen) {
   const ModelTensor* const tensor = FindTensor(model.inputs, input.name());
   if (tensor == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unknown input ", input.name(), "; the inputs are ", NamesOf(model.inputs)));
+    return Invalid("unknown input ", input.name(), "; the inputs are ", NamesOf(model.inputs));
   }
   if (std::find(seen.begin(), seen.end(), tensor->role) != seen.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is given twice"));
+    return Invalid("input ", input.name(), " is given twice");
   }
   return tensor->role;
 }
@@ -353,9 +337,9 @@ using References = absl::InlinedVector<std::optional<SharedReference>, 4>;
 absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
   References references;
   for (const InputTensor& input : message.inputs()) {
-    auto reference = ReadTensorParameters(absl::StrCat("input ", input.name()), input.parameters());
-    if (!reference.ok()) return reference.status();
-    references.push_back(*std::move(reference));
+    RAPT_ASSIGN_OR_RETURN(auto reference, ReadTensorParameters(absl::StrCat("input ", input.name()),
+                                                               input.parameters()));
+    references.push_back(std::move(reference));
   }
   return references;
 }
@@ -365,21 +349,18 @@ absl::Status ReadInputs(const Fields& fields, const ModelInfo& model, SharedTens
   const ModelInferRequest& message = fields.message;
   Roles roles;
   for (const InputTensor& input : message.inputs()) {
-    const absl::StatusOr<Role> role = RoleOf(input, model, roles);
-    if (!role.ok()) return role.status();
-    roles.push_back(*role);
+    RAPT_ASSIGN_OR_RETURN(const Role role, RoleOf(input, model, roles));
+    roles.push_back(role);
   }
-  const auto references = ReadReferences(message);
-  if (!references.ok()) return references.status();
+  RAPT_ASSIGN_OR_RETURN(const auto references, ReadReferences(message));
   const auto in_message =
-      static_cast<size_t>(std::count(references->begin(), references->end(), std::nullopt));
+      static_cast<size_t>(std::count(references.begin(), references.end(), std::nullopt));
   InputReading reading{fields, shared_tensors};
   for (int i = 0; i < message.inputs_size(); ++i) {
-    if (!fields.raw.empty() && reading.raw_used == fields.raw.size() && !(*references)[i]) {
+    if (!fields.raw.empty() && reading.raw_used == fields.raw.size() && !references[i]) {
       return WrongRawCount(fields, in_message);
     }
-    absl::Status status = ReadInput(reading, i, roles[i], (*references)[i], call, request);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(ReadInput(reading, i, roles[i], references[i], call, request));
   }
   if (reading.raw_used != fields.raw.size()) return WrongRawCount(fields, in_message);
   return absl::OkStatus();
@@ -418,21 +399,19 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
   for (const auto& output : message.outputs()) {
     const ModelTensor* const tensor = FindTensor(model.outputs, output.name());
     if (tensor == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("unknown output ", output.name(),
-                                                     "; the outputs are ", NamesOf(model.outputs)));
+      return Invalid("unknown output ", output.name(), "; the outputs are ",
+                     NamesOf(model.outputs));
     }
     if (Contains(all, tensor->role)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("output ", output.name(), " is requested twice"));
+      return Invalid("output ", output.name(), " is requested twice");
     }
     if (output.parameters().count(kClassificationParameter) > 0) {
-      return absl::InvalidArgumentError(absl::StrCat("output ", output.name(), " has parameter ",
-                                                     kClassificationParameter,
-                                                     ", which is not supported"));
+      return Invalid("output ", output.name(), " has parameter ", kClassificationParameter,
+                     ", which is not supported");
     }
-    auto shared = ReadTensorParameters(absl::StrCat("output ", output.name()), output.parameters());
-    if (!shared.ok()) return shared.status();
-    all.push_back({tensor->name, tensor->role, *std::move(shared)});
+    RAPT_ASSIGN_OR_RETURN(auto shared, ReadTensorParameters(absl::StrCat("output ", output.name()),
+                                                            output.parameters()));
+    all.push_back({tensor->name, tensor->role, std::move(shared)});
   }
   return all;
 }
@@ -466,10 +445,9 @@ void RequestOutputs(Model model, const Parameters& parameters, OutputRequests& a
 }
 
 absl::Status Unavailable(const RequestedOutput& output) {
-  return absl::InvalidArgumentError(absl::StrCat("output ", output.name, " is requested; ",
-                                                 output.role == linear::kRelativeError
-                                                     ? "it needs error_rows"
-                                                     : "there is none with v_head_size"));
+  return Invalid("output ", output.name, " is requested; ",
+                 output.role == linear::kRelativeError ? "it needs error_rows"
+                                                       : "there is none with v_head_size");
 }
 
 // Sets the shapes and destinations of the outputs. REQUIRES: the call is resolved.
@@ -486,14 +464,12 @@ absl::Status PlaceOutputs(const InferFields& fields, SharedTensors& shared_tenso
       in_message.push_back(&output.spec);
       continue;
     }
-    const absl::StatusOr<OutputPlace> place = shared_tensors.FindOutput(
-        absl::StrCat("output ", output.name), *output.shared, output.spec);
-    if (!place.ok()) return place.status();
-    decoded.request.places[output.role] = *place;
+    RAPT_ASSIGN_OR_RETURN(decoded.request.places[output.role],
+                          shared_tensors.FindOutput(absl::StrCat("output ", output.name),
+                                                    *output.shared, output.spec));
   }
-  const absl::StatusOr<int64_t> encoding = fields.EncodingBytes(all);
-  if (!encoding.ok()) return encoding.status();
-  decoded.request.encoding_bytes = decoded.encoding_bytes = *encoding;
+  RAPT_ASSIGN_OR_RETURN(const int64_t encoding, fields.EncodingBytes(all));
+  decoded.request.encoding_bytes = decoded.encoding_bytes = encoding;
   return CheckResponseSize(in_message);
 }
 
@@ -510,18 +486,16 @@ absl::StatusOr<SessionCall> MakeSession(const ModelInfo& model, const Residence&
 // Reads a call of a sequence. Without queries it has no outputs.
 absl::Status ReadSession(const ModelInferRequest& message, const ModelInfo& model,
                          const Residence& residence, Calls& calls, DecodedInfer& decoded) {
-  absl::StatusOr<SessionCall> session =
-      MakeSession(model, residence, calls, decoded.request.inputs);
-  if (!session.ok()) return session.status();
-  if (!session->attend.q.spec) {
+  RAPT_ASSIGN_OR_RETURN(SessionCall session,
+                        MakeSession(model, residence, calls, decoded.request.inputs));
+  if (!session.attend.q.spec) {
     if (message.outputs_size() > 0) {
-      return absl::InvalidArgumentError(absl::StrCat("output ", message.outputs(0).name(),
-                                                     " is requested; it needs input ",
-                                                     model.inputs.front().name));
+      return Invalid("output ", message.outputs(0).name(), " is requested; it needs input ",
+                     model.inputs.front().name);
     }
     decoded.outputs.clear();
   }
-  decoded.session = *std::move(session);
+  decoded.session = std::move(session);
   return absl::OkStatus();
 }
 
@@ -556,14 +530,11 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(const ModelIn
 absl::Status ResolveCall(const ModelInfo& model, Calls& calls, Request& request) {
   if (IsAttention(request.model)) {
     calls.attention.alignment = Alignment::kOnnx;
-    absl::StatusOr<ResolvedCall> resolved = Resolve(calls.attention);
-    if (!resolved.ok()) return resolved.status();
-    request.call = *std::move(resolved);
+    RAPT_ASSIGN_OR_RETURN(request.call, Resolve(calls.attention));
     return absl::OkStatus();
   }
-  auto made = MakeOperator(model, calls);
-  if (!made.ok()) return made.status();
-  request.SetOperator(*std::move(made));
+  RAPT_ASSIGN_OR_RETURN(auto made, MakeOperator(model, calls));
+  request.SetOperator(std::move(made));
   return absl::OkStatus();
 }
 
@@ -580,16 +551,14 @@ absl::Status Decode(std::shared_ptr<const InferFields> fields, const ModelInfo& 
   const ModelInferRequest& message = fields->message;
   const ModelId& model = info.model;
   Calls calls;
-  const absl::StatusOr<Parameters> parameters =
-      ReadParameters(message.parameters(), model.kind, calls);
-  if (!parameters.ok()) return parameters.status();
-  absl::StatusOr<OutputRequests> requested = ReadOutputs(message, info);
-  if (!requested.ok()) return requested.status();
-  if (requested->empty()) *requested = UsualOutputs(info, calls.attention);
-  RequestOutputs(model.kind, *parameters, *requested, calls);
+  RAPT_ASSIGN_OR_RETURN(const Parameters parameters,
+                        ReadParameters(message.parameters(), model.kind, calls));
+  RAPT_ASSIGN_OR_RETURN(OutputRequests requested, ReadOutputs(message, info));
+  if (requested.empty()) requested = UsualOutputs(info, calls.attention);
+  RequestOutputs(model.kind, parameters, requested, calls);
 
   decoded.model = decoded.request.model = model;
-  for (const OutputRequest& output : *requested) {
+  for (const OutputRequest& output : requested) {
     decoded.outputs.push_back({output.name, output.role, {}, output.shared});
   }
   SharedTensors shared_tensors(shared_memory);
@@ -607,8 +576,8 @@ absl::Status Decode(std::shared_ptr<const InferFields> fields, const ModelInfo& 
     std::move(shared_tensors).TransferTo(decoded.request);
   }
   if (!status.ok()) return status;
-  decoded.request.deadline = DeadlineFor(parameters->timeout, now);
-  decoded.request.priority = parameters->priority;
+  decoded.request.deadline = DeadlineFor(parameters.timeout, now);
+  decoded.request.priority = parameters.priority;
   decoded.id = message.id();
   return absl::OkStatus();
 }
@@ -621,14 +590,13 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory, ModelId* reported,
                                          const Residence& residence, std::string* id) {
   const auto fields = std::make_shared<Fields>();
-  absl::Status status = ReadFields(bytes, *fields);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ReadFields(bytes, *fields));
   const ModelInferRequest& message = fields->message;
   if (id != nullptr) *id = message.id();
-  const auto model = FindModel(message.model_name(), message.model_version(), residence);
-  if (!model.ok()) return model.status();
-  if (reported != nullptr) *reported = (*model)->model;
-  return DecodeInfer(fields, **model, now, shared_memory, residence);
+  RAPT_ASSIGN_OR_RETURN(const auto model,
+                        FindModel(message.model_name(), message.model_version(), residence));
+  if (reported != nullptr) *reported = model->model;
+  return DecodeInfer(fields, *model, now, shared_memory, residence);
 }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields,

@@ -13,7 +13,9 @@
 #include "absl/strings/string_view.h"
 #include "attention/half.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
 #include "base/json_string.h"
+#include "base/status_macros.h"
 #include "base/strict_json.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/json_numbers.h"
@@ -34,11 +36,6 @@ constexpr int kMaxNesting = 16;  // of data
 constexpr int kMaxTensors = 64;
 constexpr int kMaxParameters = 256;
 constexpr int kMaxRank = 64;
-
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 // A field of an object. The value of any other is skipped, as Triton does: clients add some.
 struct Field {
@@ -427,7 +424,7 @@ absl::Status Locate(const MessageBytes& body, int64_t json_bytes, std::vector<In
                      " and parameter ", kRegionParameter, "; it must have one");
     }
     if (state.has_data) {
-      if (absl::Status status = CheckCount(input, state); !status.ok()) return status;
+      RAPT_RETURN_IF_ERROR(CheckCount(input, state));
       fields.raw.emplace_back(state.place.data(), state.place.size());
       fields.numbers.push_back(std::move(state.place));
     } else if (state.binary_size) {
@@ -531,19 +528,16 @@ absl::StatusOr<std::shared_ptr<JsonInfer>> ReadJsonInfer(const MessageBytes& bod
                                      : absl::string_view(reinterpret_cast<const char*>(part.data),
                                                          static_cast<size_t>(json_bytes));
   Reader first(json_bytes, pool, nullptr);
-  absl::Status status = first.Read(json);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(first.Read(json));
   std::optional<Reader> second;
   if (first.needs_another_pass()) {
     for (InputState& state : first.inputs()) state.place = {};
-    status = second.emplace(json_bytes, pool, &first.message()).Read(json);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(second.emplace(json_bytes, pool, &first.message()).Read(json));
   }
   Reader& last = second ? *second : first;
   std::shared_ptr<JsonInfer> result = last.TakeResult();
   result->max_json_bytes = max_json_bytes;
-  status = Locate(body, json_bytes, last.inputs(), *result);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Locate(body, json_bytes, last.inputs(), *result));
   return result;
 }
 
@@ -555,10 +549,9 @@ absl::StatusOr<int64_t> JsonInfer::EncodingBytes(
                                 static_cast<int64_t>(message.id().size()) * kMaxEscapedBytes;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i] == nullptr || binary.IsBinary(i)) continue;
-    const absl::StatusOr<int64_t> bytes = ByteSize("an output", *outputs[i]);
-    if (!bytes.ok()) return bytes.status();
+    RAPT_ASSIGN_OR_RETURN(const int64_t bytes, ByteSize("an output", *outputs[i]));
     const DType dtype = outputs[i]->dtype;
-    const int64_t count = *bytes / SizeOf(dtype);
+    const int64_t count = bytes / SizeOf(dtype);
     const std::optional<int64_t> text = CheckedMul(count, MaxTextBytes(dtype));
     most = most && text ? CheckedAdd(*most, *text) : std::nullopt;
     least = least ? CheckedAdd(*least, count) : std::nullopt;
@@ -596,8 +589,7 @@ absl::StatusOr<JsonAnswer> EncodeJsonInfer(const BinaryOutputs& binary, const De
       answer.binary.push_back(buffer);
     } else {
       json += ",\"data\":[";
-      absl::Status status = AppendData(buffer, output.spec.dtype, max_json_bytes, json);
-      if (!status.ok()) return status;
+      RAPT_RETURN_IF_ERROR(AppendData(buffer, output.spec.dtype, max_json_bytes, json));
       json += ']';
     }
     json += '}';

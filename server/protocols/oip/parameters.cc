@@ -13,6 +13,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "attention/attributes.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt::oip {
 namespace {
@@ -45,8 +47,7 @@ std::string ValueText(const InferParameter& value) {
 
 absl::Status WrongValue(absl::string_view name, const InferParameter& value,
                         absl::string_view allowed) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("parameter ", name, " is ", ValueText(value), "; it must be ", allowed));
+  return Invalid("parameter ", name, " is ", ValueText(value), "; it must be ", allowed);
 }
 
 absl::Status Read(absl::string_view name, const InferParameter& value, int64_t& out) {
@@ -150,7 +151,7 @@ absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value
 
 absl::Status ReadFloatType(absl::string_view name, const InferParameter& value, DType& out) {
   int64_t code = 0;
-  if (absl::Status status = Read(name, value, code); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Read(name, value, code));
   switch (code) {
     case kOnnxFloat:
       out = DType::kFloat32;
@@ -394,8 +395,8 @@ absl::Status UnknownParameter(absl::string_view name, const InferParameter& valu
   Parameters parameters;
   std::vector<absl::string_view> names;
   ReadAny(ParameterReader(name, value, unused, &names), model, calls, parameters);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "unknown request parameter ", name, "; the parameters are ", absl::StrJoin(names, ", ")));
+  return Invalid("unknown request parameter ", name, "; the parameters are ",
+                 absl::StrJoin(names, ", "));
 }
 
 }  // namespace
@@ -448,8 +449,8 @@ absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::s
   }
   if (!is_shared) return std::nullopt;
   if (!reference.region.empty() && has_size) return reference;
-  return absl::InvalidArgumentError(absl::StrCat(tensor, " is in shared memory; it needs both ",
-                                                 kRegionParameter, " and ", kRegionBytesParameter));
+  return Invalid(tensor, " is in shared memory; it needs both ", kRegionParameter, " and ",
+                 kRegionBytesParameter);
 }
 
 }  // namespace rapt::oip

@@ -7,12 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "server/cache/reason.h"
 
 namespace rapt::oip {
 namespace {
-
-absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
 // One sequence's tensor.
 struct Axes {
@@ -27,11 +27,11 @@ absl::StatusOr<Axes> AxesOf(absl::string_view input, const TensorSpec& spec,
                             absl::string_view parameter, const std::optional<int64_t>& heads) {
   const Shape& s = spec.shape;
   const auto fails = [&](const auto&... text) {
-    return Invalid(absl::StrCat("input ", input, " has shape ", ToString(s), text...));
+    return Invalid("input ", input, " has shape ", ToString(s), text...);
   };
   if (!IsFloat(spec.dtype)) {
-    return Invalid(absl::StrCat("input ", input, " is ", NameOf(spec.dtype),
-                                "; it must be FP32, FP16, BF16 or FP64"));
+    return Invalid("input ", input, " is ", NameOf(spec.dtype),
+                   "; it must be FP32, FP16, BF16 or FP64");
   }
   if ((s.size() != 3 && s.size() != 4) || s[0] != 1) {
     return fails("; it must be [1, heads, length, head size] or [1, length, heads * head size]");
@@ -63,26 +63,24 @@ absl::Status ReadKeysAndValues(const OperatorCall& read, const InputMap<InputByt
   const std::optional<TensorSpec>& k = read.inputs[Role::kK];
   const std::optional<TensorSpec>& v = read.inputs[Role::kV];
   if (k.has_value() != v.has_value()) {
-    return Invalid(absl::StrCat("input ", k ? "K" : "V", " is set but ", k ? "V" : "K",
-                                " is not; set both or neither"));
+    return Invalid("input ", k ? "K" : "V", " is set but ", k ? "V" : "K",
+                   " is not; set both or neither");
   }
   if (!k) return absl::OkStatus();
-  const auto keys = AxesOf("K", *k, "kv_num_heads", read.kv_num_heads);
-  if (!keys.ok()) return keys.status();
-  const auto values = AxesOf("V", *v, "kv_num_heads", read.kv_num_heads);
-  if (!values.ok()) return values.status();
-  if (v->dtype != k->dtype || values->heads != keys->heads || values->length != keys->length) {
-    return Invalid(absl::StrCat("input V is ", NameOf(v->dtype), " ", ToString(v->shape),
-                                ", input K is ", NameOf(k->dtype), " ", ToString(k->shape),
-                                "; type, heads and length must be equal"));
+  RAPT_ASSIGN_OR_RETURN(const auto keys, AxesOf("K", *k, "kv_num_heads", read.kv_num_heads));
+  RAPT_ASSIGN_OR_RETURN(const auto values, AxesOf("V", *v, "kv_num_heads", read.kv_num_heads));
+  if (v->dtype != k->dtype || values.heads != keys.heads || values.length != keys.length) {
+    return Invalid("input V is ", NameOf(v->dtype), " ", ToString(v->shape), ", input K is ",
+                   NameOf(k->dtype), " ", ToString(k->shape),
+                   "; type, heads and length must be equal");
   }
-  token = {.kv_heads = keys->heads,
-           .head_size = keys->size,
-           .value_head_size = values->size,
+  token = {.kv_heads = keys.heads,
+           .head_size = keys.size,
+           .value_head_size = values.size,
            .dtype = k->dtype};
-  call.attend.items[0].call.count = keys->length;
-  SetTensor(*keys, k->dtype, inputs[Role::kK], call.attend.k);
-  SetTensor(*values, v->dtype, inputs[Role::kV], call.attend.v);
+  call.attend.items[0].call.count = keys.length;
+  SetTensor(keys, k->dtype, inputs[Role::kK], call.attend.k);
+  SetTensor(values, v->dtype, inputs[Role::kV], call.attend.v);
   return absl::OkStatus();
 }
 
@@ -90,18 +88,17 @@ absl::Status ReadQueries(const OperatorCall& read, const InputMap<InputBytes>& i
                          SessionCall& call) {
   const std::optional<TensorSpec>& q = read.inputs[Role::kQ];
   if (!q) return absl::OkStatus();
-  const auto axes = AxesOf("Q", *q, "q_num_heads", read.q_num_heads);
-  if (!axes.ok()) return axes.status();
-  SetTensor(*axes, q->dtype, inputs[Role::kQ], call.attend.q);
-  call.attend.items[0].rows = axes->length;
+  RAPT_ASSIGN_OR_RETURN(const auto axes, AxesOf("Q", *q, "q_num_heads", read.q_num_heads));
+  SetTensor(axes, q->dtype, inputs[Role::kQ], call.attend.q);
+  call.attend.items[0].rows = axes.length;
   return absl::OkStatus();
 }
 
 absl::StatusOr<cache::SequenceCall> ReadSequence(const SessionParameters& parameters,
                                                  absl::string_view model) {
   if (!parameters.id) {
-    return Invalid(absl::StrCat("inference request to model '", model,
-                                "' must specify a non-zero or non-empty correlation ID"));
+    return Invalid("inference request to model '", model,
+                   "' must specify a non-zero or non-empty correlation ID");
   }
   return cache::SequenceCall{
       .id = *parameters.id, .starts = parameters.starts, .ends = parameters.ends};
@@ -112,8 +109,7 @@ absl::Status ReadSpec(const SessionParameters& parameters, cache::LayerShape sha
                       SessionCall& call) {
   if (!parameters.starts) {
     const auto fails = [](const auto&... parameter) {
-      return Invalid(
-          absl::StrCat("parameter ", parameter..., "; it is allowed with sequence_start only"));
+      return Invalid("parameter ", parameter..., "; it is allowed with sequence_start only");
     };
     if (parameters.layers) return fails("layers is ", *parameters.layers);
     if (parameters.storage != Storage::kPlain) return fails("storage is int8");
@@ -121,8 +117,7 @@ absl::Status ReadSpec(const SessionParameters& parameters, cache::LayerShape sha
   }
   const int64_t layers = parameters.layers.value_or(1);
   if (layers < 1 || layers > cache::kMaxLayers) {
-    return Invalid(
-        absl::StrCat("parameter layers is ", layers, "; it must be from 1 to ", cache::kMaxLayers));
+    return Invalid("parameter layers is ", layers, "; it must be from 1 to ", cache::kMaxLayers);
   }
   if (!call.attend.k.spec) {
     return Invalid("inputs K and V are absent; a call with sequence_start needs them");
@@ -136,8 +131,8 @@ absl::Status ReadSpec(const SessionParameters& parameters, cache::LayerShape sha
 // A call that only ends its sequence has no tokens that a position could be that of.
 absl::Status CheckEndAlone(const SessionParameters& parameters) {
   if (!parameters.position) return absl::OkStatus();
-  return Invalid(absl::StrCat("parameter position is ", *parameters.position,
-                              "; it is allowed with inputs only"));
+  return Invalid("parameter position is ", *parameters.position,
+                 "; it is allowed with inputs only");
 }
 
 // The call of a layer with a query of one token.
@@ -163,10 +158,9 @@ absl::Status WithMessage(const absl::Status& status, absl::string_view message) 
 absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
                                             const OperatorCall& read,
                                             const InputMap<InputBytes>& inputs) {
-  absl::StatusOr<cache::SequenceCall> sequence =
-      ReadSequence(parameters, NameOf(Model::kAttentionSession));
-  if (!sequence.ok()) return sequence.status();
-  SessionCall call{.sequence = *std::move(sequence)};
+  RAPT_ASSIGN_OR_RETURN(cache::SequenceCall sequence,
+                        ReadSequence(parameters, NameOf(Model::kAttentionSession)));
+  SessionCall call{.sequence = std::move(sequence)};
   cache::AttendCall& attend = call.attend;
   attend.q.name = "input Q";
   attend.k.name = "input K";
@@ -179,40 +173,35 @@ absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
   layer.layer = parameters.layer;
   layer.at = parameters.position;
   cache::TokenShape token;
-  absl::Status status = ReadKeysAndValues(read, inputs, token, call);
-  if (status.ok()) status = ReadQueries(read, inputs, call);
-  if (status.ok()) status = ReadSpec(parameters, {.token = token}, call);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ReadKeysAndValues(read, inputs, token, call));
+  RAPT_RETURN_IF_ERROR(ReadQueries(read, inputs, call));
+  RAPT_RETURN_IF_ERROR(ReadSpec(parameters, {.token = token}, call));
   if (layer.count > 0 || attend.items[0].rows > 0) return call;
   if (!call.is_empty() || !parameters.ends) {
     return Invalid(
         "inputs Q, K and V have no tokens; a call needs some, or sequence_end without inputs");
   }
-  if (absl::Status status = CheckEndAlone(parameters); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckEndAlone(parameters));
   return call;
 }
 
 absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters,
                                              const ModelInfo& model, const LayerCall& read,
                                              const InputMap<InputBytes>& inputs) {
-  absl::StatusOr<cache::SequenceCall> sequence = ReadSequence(parameters, model.name());
-  if (!sequence.ok()) return sequence.status();
-  SessionCall call{.sequence = *std::move(sequence)};
+  RAPT_ASSIGN_OR_RETURN(cache::SequenceCall sequence, ReadSequence(parameters, model.name()));
+  SessionCall call{.sequence = std::move(sequence)};
   call.sequence.scope = model.has_ended;
   const bool has_inputs = std::any_of(kInputs.begin(), kInputs.end(),
                                       [&](Role role) { return read.inputs[role].has_value(); });
   if (!has_inputs && parameters.ends && !parameters.starts) {
     // What the layer and its other parameters may be does not depend on the tokens.
-    absl::Status status = cache::AttendCallOf(OneTokenStep(model, read)).status();
-    if (status.ok()) status = ReadSpec(parameters, {}, call);
-    if (status.ok()) status = CheckEndAlone(parameters);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(cache::AttendCallOf(OneTokenStep(model, read)).status());
+    RAPT_RETURN_IF_ERROR(ReadSpec(parameters, {}, call));
+    RAPT_RETURN_IF_ERROR(CheckEndAlone(parameters));
     return call;
   }
   call.layer = {model.layer, read, inputs[Role::kQ]};
-  absl::StatusOr<cache::AttendCall> attend = cache::AttendCallOf(*call.layer);
-  if (!attend.ok()) return attend.status();
-  call.attend = *std::move(attend);
+  RAPT_ASSIGN_OR_RETURN(call.attend, cache::AttendCallOf(*call.layer));
   call.attend.items.front().call.at = parameters.position;
   const Shape& k = call.attend.k.spec->shape;
   const cache::LayerShape shape = {.token = {.kv_heads = k[1],
@@ -220,7 +209,7 @@ absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters
                                              .value_head_size = call.attend.v.spec->shape[2],
                                              .dtype = call.attend.k.spec->dtype},
                                    .keep_last = model.layer->config().sliding_window.value_or(0)};
-  if (absl::Status status = ReadSpec(parameters, shape, call); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ReadSpec(parameters, shape, call));
   return call;
 }
 
@@ -239,9 +228,8 @@ absl::Status SessionError(const absl::Status& status, absl::string_view model,
                           const cache::SequenceId& id) {
   if (status.ok()) return status;
   if (absl::IsNotFound(status) && cache::ReasonOf(status) != cache::Reason::kNone) {
-    return Invalid(
-        absl::StrCat("inference request for sequence ", cache::ToString(id), " to model '", model,
-                     "' must specify the START flag on the first request of the sequence"));
+    return Invalid("inference request for sequence ", cache::ToString(id), " to model '", model,
+                   "' must specify the START flag on the first request of the sequence");
   }
   absl::string_view message = absl::StripPrefix(status.message(), "items[0]: ");
   if (absl::ConsumePrefix(&message, "at is ")) {

@@ -13,6 +13,8 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "server/cache/limits.h"
 #include "server/protocols/bounds.h"
 #include "server/protocols/rapt/codec.h"
@@ -35,13 +37,9 @@ constexpr wire::SplitLimits kAppendLimits = {.rest_bytes = 256 * 1024,
 // A header names up to 1024 shapes, and as many lengths.
 constexpr wire::SplitLimits kKvChunkLimits = {.rest_bytes = 128 * 1024, .payloads = 4};
 
-absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
-
 absl::Status ReadCallTensor(Role role, const v1::Tensor& tensor, cache::CallTensor& out) {
-  absl::StatusOr<TensorSpec> spec =
-      ReadTensor(role, out.name, tensor, /*shared_tensors=*/nullptr, out.bytes);
-  if (!spec.ok()) return spec.status();
-  out.spec = *std::move(spec);
+  RAPT_ASSIGN_OR_RETURN(out.spec,
+                        ReadTensor(role, out.name, tensor, /*shared_tensors=*/nullptr, out.bytes));
   return absl::OkStatus();
 }
 
@@ -64,21 +62,20 @@ absl::Status ReadOutput(v1::DataType code, std::optional<DType>& out) {
   if (code == v1::DATA_TYPE_UNSPECIFIED) return absl::OkStatus();
   out = ToDType(code);
   if (out && IsFloat(*out)) return absl::OkStatus();
-  return Invalid(absl::StrCat("output is ", NameOf(code), "; it must be FP32 or the caches' type"));
+  return Invalid("output is ", NameOf(code), "; it must be FP32 or the caches' type");
 }
 
 absl::Status ReadWindow(const v1::Window& window, cache::AttendCall& call) {
   if (window.has_left()) call.left_window = window.left();
   // Rows see no later tokens anyway.
   if (!window.has_right() || window.right() >= 0) return absl::OkStatus();
-  return Invalid(
-      absl::StrCat("window.right is ", window.right(), "; it must be at least 0, or absent"));
+  return Invalid("window.right is ", window.right(), "; it must be at least 0, or absent");
 }
 
 absl::Status ReadAttributes(const AttendMessage& fields, cache::AttendCall& call) {
   if (static_cast<size_t>(fields.items_size()) > cache::kMaxItems) {
-    return Invalid(absl::StrCat("items has ", fields.items_size(), " entries; at most ",
-                                cache::kMaxItems, " are allowed"));
+    return Invalid("items has ", fields.items_size(), " entries; at most ", cache::kMaxItems,
+                   " are allowed");
   }
   if (!v1::SharePrefix_IsValid(fields.share_prefix())) {
     return UnknownValue("share_prefix", fields.share_prefix(),
@@ -130,7 +127,7 @@ std::chrono::nanoseconds FromMilliseconds(int64_t ms) {
 absl::StatusOr<DType> ReadCacheType(v1::DataType code) {
   const std::optional<DType> dtype = ToDType(code);
   if (dtype && IsFloat(*dtype)) return *dtype;
-  return Invalid(absl::StrCat("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
+  return Invalid("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64");
 }
 
 void WriteShape(const cache::LayerShape& from, v1::LayerShape& to) {
@@ -173,13 +170,13 @@ absl::Status CheckChecksum(absl::string_view part, std::optional<uint32_t> came,
                            uint32_t computed) {
   if (came == computed) return absl::OkStatus();
   if (!came) {
-    return Invalid(absl::StrCat(part,
-                                ".crc32 is missing; it must be the checksum of the part, as "
-                                "KvChunk in cache.proto defines it"));
+    return Invalid(part,
+                   ".crc32 is missing; it must be the checksum of the part, as "
+                   "KvChunk in cache.proto defines it");
   }
-  return Invalid(absl::StrCat(part, ".crc32 is ", absl::Hex(*came, absl::kZeroPad8),
-                              "; what came has ", absl::Hex(computed, absl::kZeroPad8),
-                              ": it was damaged, or changed without a new checksum"));
+  return Invalid(part, ".crc32 is ", absl::Hex(*came, absl::kZeroPad8), "; what came has ",
+                 absl::Hex(computed, absl::kZeroPad8),
+                 ": it was damaged, or changed without a new checksum");
 }
 
 // The fields of tokens before k.
@@ -206,17 +203,15 @@ uint32_t Crc32OfField(int number, const InputBytes& bytes, uint32_t crc) {
 }
 
 absl::StatusOr<DecodedKvChunk> ReadEnd(const v1::KvEnd& end) {
-  absl::Status status = CheckChecksum("end", ChecksumIn(end), ChecksumOfPart(end));
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckChecksum("end", ChecksumIn(end), ChecksumOfPart(end)));
   return DecodedKvChunk{cache::KvEnd{.chunks = end.chunks()}};
 }
 
 absl::StatusOr<DecodedKvChunk> ReadHeader(const v1::KvHeader& header) {
-  absl::Status status = CheckChecksum("header", ChecksumIn(header), ChecksumOfPart(header));
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckChecksum("header", ChecksumIn(header), ChecksumOfPart(header)));
   absl::StatusOr<cache::CacheSpec> spec = DecodeCreate(header.cache());
   if (!spec.ok()) {
-    return Invalid(absl::StrCat("header.cache.", std::string(spec.status().message())));
+    return Invalid("header.cache.", std::string(spec.status().message()));
   }
   return DecodedKvChunk{cache::KvHeader{
       .cache = *std::move(spec), .lengths = {header.lengths().begin(), header.lengths().end()}}};
@@ -258,47 +253,41 @@ const wire::MessageSchema& KvChunkSchema() {
 }
 
 absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message) {
-  absl::StatusOr<wire::SplitMessage> split =
-      wire::Split(message.bytes, message.size, AttendCachedSchema(), kAttendLimits);
-  if (!split.ok()) return split.status();
+  RAPT_ASSIGN_OR_RETURN(wire::SplitMessage split, wire::Split(message.bytes, message.size,
+                                                              AttendCachedSchema(), kAttendLimits));
   AttendMessage fields;
-  absl::Status status = ParseRequest(split->rest, fields);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ParseRequest(split.rest, fields));
   DecodedAttend decoded;
   cache::AttendCall& call = decoded.call;
   decoded.priority = fields.priority();
-  for (const wire::Payload& payload : split->payloads) {
+  for (const wire::Payload& payload : split.payloads) {
     for (const InputField& field : kAttendInputs) {
       if (field.number != payload.path[0]) continue;
       (call.*field.tensor).bytes = message.Part(payload.begin, payload.size);
     }
   }
-  status = ReadAttributes(fields, call);
+  RAPT_RETURN_IF_ERROR(ReadAttributes(fields, call));
   for (const InputField& field : kAttendInputs) {
-    if (!status.ok() || !(fields.*field.has)()) continue;
-    status = ReadCallTensor(field.role, (fields.*field.get)(), call.*field.tensor);
+    if (!(fields.*field.has)()) continue;
+    RAPT_RETURN_IF_ERROR(ReadCallTensor(field.role, (fields.*field.get)(), call.*field.tensor));
   }
-  if (!status.ok()) return status;
   return decoded;
 }
 
 absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
-  absl::StatusOr<wire::SplitMessage> split =
-      wire::Split(message.bytes, message.size, AppendSchema(), kAppendLimits);
-  if (!split.ok()) return split.status();
+  RAPT_ASSIGN_OR_RETURN(wire::SplitMessage split,
+                        wire::Split(message.bytes, message.size, AppendSchema(), kAppendLimits));
   v1::AppendRequest fields;
-  absl::Status status = ParseRequest(split->rest, fields);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ParseRequest(split.rest, fields));
   const auto count = static_cast<size_t>(fields.parts_size());
   if (count > cache::kMaxItems) {
-    return Invalid(
-        absl::StrCat("parts has ", count, " entries; at most ", cache::kMaxItems, " are allowed"));
+    return Invalid("parts has ", count, " entries; at most ", cache::kMaxItems, " are allowed");
   }
   DecodedAppend decoded;
   decoded.partial = fields.return_partial_success();
   decoded.priority = fields.priority();
   decoded.parts.resize(count);
-  for (const wire::Payload& payload : split->payloads) {
+  for (const wire::Payload& payload : split.payloads) {
     cache::AppendPart& part = decoded.parts[static_cast<size_t>(payload.index)];
     cache::CallTensor& tensor = payload.path[1] == v1::AppendPart::kKFieldNumber ? part.k : part.v;
     tensor.bytes = message.Part(payload.begin, payload.size);
@@ -309,28 +298,27 @@ absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
     part.call = {
         .cache = ReadId(from.cache()), .layer = from.layer(), .generation = from.generation()};
     if (from.has_at()) part.call.at = from.at();
+    absl::Status status;
     if (from.has_k()) status = ReadCallTensor(Role::kK, from.k(), part.k);
     if (status.ok() && from.has_v()) status = ReadCallTensor(Role::kV, from.v(), part.v);
     if (status.ok()) continue;
-    return Invalid(absl::StrCat("parts[", n, "]: ", std::string(status.message())));
+    return Invalid("parts[", n, "]: ", std::string(status.message()));
   }
   return decoded;
 }
 
 absl::StatusOr<DecodedKvChunk> DecodeKvChunk(const MessageBytes& message) {
-  absl::StatusOr<wire::SplitMessage> split =
-      wire::Split(message.bytes, message.size, KvChunkSchema(), kKvChunkLimits);
-  if (!split.ok()) return split.status();
+  RAPT_ASSIGN_OR_RETURN(wire::SplitMessage split,
+                        wire::Split(message.bytes, message.size, KvChunkSchema(), kKvChunkLimits));
   v1::KvChunk fields;
-  absl::Status status = ParseRequest(split->rest, fields);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ParseRequest(split.rest, fields));
   if (fields.has_header()) return ReadHeader(fields.header());
   if (fields.has_end()) return ReadEnd(fields.end());
   if (!fields.has_tokens()) return Invalid("the message has neither header, tokens nor end");
   cache::KvTokens tokens{.layer = fields.tokens().layer(),
                          .at = fields.tokens().at(),
                          .count = fields.tokens().tokens()};
-  for (const wire::Payload& payload : split->payloads) {
+  for (const wire::Payload& payload : split.payloads) {
     const bool is_key = payload.path[1] == v1::KvTokens::kKFieldNumber;
     (is_key ? tokens.keys : tokens.values) = message.Part(payload.begin, payload.size);
   }
@@ -353,7 +341,7 @@ absl::Status CheckChecksum(const DecodedKvChunk& chunk) {
 
 absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message) {
   v1::ExportRequest request;
-  if (absl::Status status = ParseRequest(message.ToString(), request); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ParseRequest(message.ToString(), request));
   request.set_cache(ReadId(request.cache()));
   return request;
 }
@@ -451,8 +439,7 @@ ResponseMessage EncodeCache(const cache::CacheInfo& info) {
 }
 
 absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request) {
-  const absl::StatusOr<DType> dtype = ReadCacheType(request.dtype());
-  if (!dtype.ok()) return dtype.status();
+  RAPT_ASSIGN_OR_RETURN(const DType dtype, ReadCacheType(request.dtype()));
   if (!v1::Storage_IsValid(request.storage())) {
     return UnknownValue("storage", request.storage(), "STORAGE_PLAIN (0) or STORAGE_INT8 (1)");
   }
@@ -465,7 +452,7 @@ absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request) 
                     .head_size = shape.head_size(),
                     .value_head_size =
                         shape.value_head_size() == 0 ? shape.head_size() : shape.value_head_size(),
-                    .dtype = *dtype,
+                    .dtype = dtype,
                     .q8_0 = request.storage() == v1::STORAGE_INT8};
     layers.keep_first = shape.keep_first();
     layers.keep_last = shape.keep_last();
@@ -517,14 +504,14 @@ void Encode(const cache::CacheList& list, v1::Caches& caches) {
 absl::StatusOr<std::vector<std::string>> DecodeIds(const v1::Ids& ids) {
   const auto count = static_cast<size_t>(ids.caches_size());
   if (count < 1 || count > kMaxIds) {
-    return Invalid(absl::StrCat("caches has ", count, " ids; it must have 1 to ", kMaxIds));
+    return Invalid("caches has ", count, " ids; it must have 1 to ", kMaxIds);
   }
   absl::flat_hash_set<absl::string_view> seen;
   std::vector<std::string> read;
   for (const std::string& id : ids.caches()) {
-    if (id.empty()) return Invalid(absl::StrCat("caches[", read.size(), "] is empty"));
+    if (id.empty()) return Invalid("caches[", read.size(), "] is empty");
     if (!seen.insert(id).second) {
-      return Invalid(absl::StrCat("caches[", read.size(), "] occurs twice"));
+      return Invalid("caches[", read.size(), "] occurs twice");
     }
     read.push_back(ReadId(id));
   }

@@ -24,6 +24,8 @@
 #include "base/check.h"
 #include "base/checked_math.h"
 #include "base/clock.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "server/protocols/bounds.h"
 #include "server/protocols/response_size.h"
 #include "server/protocols/shared_tensors.h"
@@ -143,25 +145,21 @@ absl::StatusOr<const ElementType*> ReadType(Role role, absl::string_view name, v
   const ElementType* type = FindElementType(code);
   if (InfoOf(role).usual_dtype == DType::kInt64) {
     if (code == v1::INT64) return type;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has dtype ", NameOf(code), "; it must be INT64"));
+    return Invalid(name, " has dtype ", NameOf(code), "; it must be INT64");
   }
   const bool is_allowed_integer = is_mask || (is_index && code == v1::INT32);
   if (type != nullptr && (!IsInteger(*type) || is_allowed_integer)) return type;
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " has dtype ", NameOf(code), "; it must be ",
-                   is_index ? "INT32" : "FP32, FP16, BF16 or FP64",
-                   is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : ""));
+  return Invalid(name, " has dtype ", NameOf(code), "; it must be ",
+                 is_index ? "INT32" : "FP32, FP16, BF16 or FP64",
+                 is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : "");
 }
 
 absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape,
                                    const ElementType& type) {
-  const absl::StatusOr<int64_t> count = ByteSize(name, {DType::kBool, shape});
-  if (!count.ok()) return count.status();
-  const std::optional<int64_t> bytes = CheckedMul(*count, type.bytes);
+  RAPT_ASSIGN_OR_RETURN(const int64_t count, ByteSize(name, {DType::kBool, shape}));
+  const std::optional<int64_t> bytes = CheckedMul(count, type.bytes);
   if (bytes) return *bytes;
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " has shape ", ToString(shape), "; its size overflows 64 bits"));
+  return Invalid(name, " has shape ", ToString(shape), "; its size overflows 64 bits");
 }
 
 SharedReference ReferenceOf(const v1::SharedMemory& part) {
@@ -172,13 +170,10 @@ SharedReference ReferenceOf(const v1::SharedMemory& part) {
 absl::Status FindShared(absl::string_view name, const v1::SharedMemory& part, int64_t bytes,
                         SharedTensors& shared_tensors, InputBytes& data) {
   if (data.size > 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has data although it is in shared memory"));
+    return Invalid(name, " has data although it is in shared memory");
   }
-  absl::StatusOr<InputBytes> found =
-      shared_tensors.FindInput(std::string(name), ReferenceOf(part), bytes);
-  if (!found.ok()) return found.status();
-  data = *found;
+  RAPT_ASSIGN_OR_RETURN(data,
+                        shared_tensors.FindInput(std::string(name), ReferenceOf(part), bytes));
   return absl::OkStatus();
 }
 
@@ -188,9 +183,8 @@ absl::Status ReadTensors(const pb::Message& message, absl::Span<const Role> role
   for (Role role : roles) {
     const auto* tensor = PartOf<v1::Tensor>(message, ColumnsOfTables().tensors[role]);
     if (tensor == nullptr) continue;
-    absl::StatusOr<TensorSpec> spec = ReadTensor(role, *tensor, &shared_tensors, inputs[role]);
-    if (!spec.ok()) return spec.status();
-    call.inputs[role] = *std::move(spec);
+    RAPT_ASSIGN_OR_RETURN(call.inputs[role],
+                          ReadTensor(role, *tensor, &shared_tensors, inputs[role]));
   }
   return absl::OkStatus();
 }
@@ -262,8 +256,8 @@ absl::Status ReadValue(const pb::Message& message, const Field* field, const Att
   } else {
     out = fields.GetInt64(message, field);
     if (info.absent && out <= *info.absent) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          info.native, " is ", out, "; it must be at least ", *info.absent + 1, ", or absent"));
+      return Invalid(info.native, " is ", out, "; it must be at least ", *info.absent + 1,
+                     ", or absent");
     }
   }
   return absl::OkStatus();
@@ -310,9 +304,8 @@ struct IntegerMask {
     Int values[kBlock];
     for (int64_t begin = 0; begin < static_cast<int64_t>(bools.size()); begin += kBlock) {
       const int64_t count = std::min<int64_t>(kBlock, bools.size() - begin);
-      absl::Status status = data.Fetch(begin * sizeof(Int), count * sizeof(Int),
-                                       reinterpret_cast<std::byte*>(values));
-      if (!status.ok()) return status;
+      RAPT_RETURN_IF_ERROR(data.Fetch(begin * sizeof(Int), count * sizeof(Int),
+                                      reinterpret_cast<std::byte*>(values)));
       for (int64_t n = 0; n < count; ++n) {
         if (values[n] != 0 && values[n] != 1) return NotABool(begin + n, values[n]);
         bools[begin + n] = static_cast<std::byte>(values[n]);
@@ -322,9 +315,8 @@ struct IntegerMask {
   }
 
   absl::Status NotABool(int64_t index, int64_t value) const {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kNativeNames[Role::kMask], PositionOf(index, fields), " is ", value, "; ",
-                     NameOf(fields.dtype()), " masks hold only 0 (hidden) and 1 (visible)"));
+    return Invalid(kNativeNames[Role::kMask], PositionOf(index, fields), " is ", value, "; ",
+                   NameOf(fields.dtype()), " masks hold only 0 (hidden) and 1 (visible)");
   }
 
   absl::Status WriteTo(absl::Span<std::byte> bools) const {
@@ -369,11 +361,10 @@ Role RoleAt(absl::Span<const int> path, const Descriptor* message) {
 
 absl::StatusOr<Parts> SplitMessage(const MessageBytes& bytes, const wire::MessageSchema& schema,
                                    const Descriptor* message) {
-  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, schema);
-  if (!split.ok()) return split.status();
+  RAPT_ASSIGN_OR_RETURN(wire::SplitMessage split, wire::Split(bytes.bytes, bytes.size, schema));
   Parts parts;
-  parts.rest = std::move(split->rest);
-  for (const wire::Payload& payload : split->payloads) {
+  parts.rest = std::move(split.rest);
+  for (const wire::Payload& payload : split.payloads) {
     const Role role = RoleAt(payload.path, message);
     parts.inputs[role] = bytes.Part(payload.begin, payload.size);  // the last one wins
   }
@@ -384,10 +375,10 @@ absl::Status PlaceOutputs(const Message& message, SharedTensors& shared_tensors,
   for (Role role : OutputsOf(request.call.problem)) {
     const v1::SharedMemory* part = PlaceOf(message.places(), role);
     if (part == nullptr) continue;
-    const absl::StatusOr<OutputPlace> place = shared_tensors.FindOutput(
-        std::string(kNativeNames[role]), ReferenceOf(*part), request.call.outputs[role]);
-    if (!place.ok()) return place.status();
-    request.places[role] = *place;
+    RAPT_ASSIGN_OR_RETURN(
+        request.places[role],
+        shared_tensors.FindOutput(std::string(kNativeNames[role]), ReferenceOf(*part),
+                                  request.call.outputs[role]));
   }
   return absl::OkStatus();
 }
@@ -404,11 +395,10 @@ absl::Status ReadGradients(const BackwardMessage& message, OperatorCall& call) {
     const auto gradient = std::find_if(kGradients.begin(), kGradients.end(),
                                        [&](Role role) { return kNativeNames[role] == name; });
     if (gradient == kGradients.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("gradients has '", name, "'; the gradients are ",
-                       absl::StrJoin(kGradients, ", ", [](std::string* out, Role role) {
-                         absl::StrAppend(out, kNativeNames[role]);
-                       })));
+      return Invalid("gradients has '", name, "'; the gradients are ",
+                     absl::StrJoin(kGradients, ", ", [](std::string* out, Role role) {
+                       absl::StrAppend(out, kNativeNames[role]);
+                     }));
     }
     gradients.Add(*gradient);
   }
@@ -423,8 +413,7 @@ absl::Status CheckNoOutputs(const Message& fields) {
       {"places", fields.has_places()}};
   for (const auto& [name, is_set] : outputs) {
     if (!is_set) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is set; AttendBackward returns gradients alone, in its response"));
+    return Invalid(name, " is set; AttendBackward returns gradients alone, in its response");
   }
   return absl::OkStatus();
 }
@@ -433,9 +422,9 @@ absl::Status CheckNoOutputs(const Message& fields) {
 absl::Status ReadBackward(const BackwardMessage& message, const Message& fields,
                           SharedTensors& shared_tensors, InputMap<InputBytes>& inputs,
                           OperatorCall& call) {
-  absl::Status status = CheckNoOutputs(fields);
-  if (status.ok()) status = ReadTensors(message, kBackwardInputs, shared_tensors, inputs, call);
-  return status.ok() ? ReadGradients(message, call) : status;
+  RAPT_RETURN_IF_ERROR(CheckNoOutputs(fields));
+  RAPT_RETURN_IF_ERROR(ReadTensors(message, kBackwardInputs, shared_tensors, inputs, call));
+  return ReadGradients(message, call);
 }
 
 // `backward` is null in the forward pass, and otherwise moved from.
@@ -444,32 +433,29 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
                                        BackwardMessage* backward = nullptr) {
   OperatorCall call;
   SharedTensors shared_tensors(shared_memory);
-  absl::Status status = ReadTensors(fields, kInputTensors, shared_tensors, inputs, call);
-  if (status.ok()) status = ReadAttention(fields.attention(), call);
-  if (status.ok()) status = ReadScoreOutput(fields.score_output(), call.score_output);
-  if (status.ok() && backward != nullptr) {
-    status = ReadBackward(*backward, fields, shared_tensors, inputs, call);
+  RAPT_RETURN_IF_ERROR(ReadTensors(fields, kInputTensors, shared_tensors, inputs, call));
+  RAPT_RETURN_IF_ERROR(ReadAttention(fields.attention(), call));
+  RAPT_RETURN_IF_ERROR(ReadScoreOutput(fields.score_output(), call.score_output));
+  if (backward != nullptr) {
+    RAPT_RETURN_IF_ERROR(ReadBackward(*backward, fields, shared_tensors, inputs, call));
   }
-  if (!status.ok()) return status;
   if (fields.key_lengths_size() > 0) {
     call.inputs[Role::kKeyLengths] = {DType::kInt64, {fields.key_lengths_size()}};
   }
   call.wants_lse = fields.want_lse();
   call.wants_present = fields.want_present();
-  absl::StatusOr<ResolvedCall> resolved = Resolve(call, kNativeNames);
-  if (!resolved.ok()) return resolved.status();
+  RAPT_ASSIGN_OR_RETURN(ResolvedCall resolved, Resolve(call, kNativeNames));
   DecodedCall decoded;
   if (backward != nullptr) {
     decoded.request.model = Model::kAttentionBackward;
     decoded.backward = std::move(*backward);
   }
-  decoded.request.call = *std::move(resolved);
+  decoded.request.call = std::move(resolved);
   decoded.request.inputs = inputs;
   decoded.request.key_lengths.assign(fields.key_lengths().begin(), fields.key_lengths().end());
   decoded.request.priority = fields.priority();
   ConvertIntegerMask(fields, decoded.request);
-  status = PlaceOutputs(fields, shared_tensors, decoded.request);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(PlaceOutputs(fields, shared_tensors, decoded.request));
   std::move(shared_tensors).TransferTo(decoded.request);
   decoded.fields = std::move(fields);
   return decoded;
@@ -484,39 +470,35 @@ const wire::MessageSchema& DiagnoseSchema() { return ColumnsOfTables().diagnose_
 
 absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
                                          const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts = SplitMessage(message, AttendSchema(), Message::descriptor());
-  if (!parts.ok()) return parts.status();
+  RAPT_ASSIGN_OR_RETURN(Parts parts, SplitMessage(message, AttendSchema(), Message::descriptor()));
   v1::AttendRequest fields;
-  if (absl::Status status = ParseRequest(parts->rest, fields); !status.ok()) return status;
-  return DecodeCall(std::move(fields), parts->inputs, shared_memory);
+  RAPT_RETURN_IF_ERROR(ParseRequest(parts.rest, fields));
+  return DecodeCall(std::move(fields), parts.inputs, shared_memory);
 }
 
 absl::StatusOr<DecodedCall> DecodeBackward(const MessageBytes& message,
                                            const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts =
-      SplitMessage(message, BackwardSchema(), BackwardMessage::descriptor());
-  if (!parts.ok()) return parts.status();
+  RAPT_ASSIGN_OR_RETURN(Parts parts,
+                        SplitMessage(message, BackwardSchema(), BackwardMessage::descriptor()));
   BackwardMessage fields;
-  if (absl::Status status = ParseRequest(parts->rest, fields); !status.ok()) return status;
-  return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory, &fields);
+  RAPT_RETURN_IF_ERROR(ParseRequest(parts.rest, fields));
+  return DecodeCall(std::move(*fields.mutable_call()), parts.inputs, shared_memory, &fields);
 }
 
 absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
                                            const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts =
-      SplitMessage(message, DiagnoseSchema(), v1::DiagnoseRequest::descriptor());
-  if (!parts.ok()) return parts.status();
+  RAPT_ASSIGN_OR_RETURN(Parts parts,
+                        SplitMessage(message, DiagnoseSchema(), v1::DiagnoseRequest::descriptor()));
   v1::DiagnoseRequest fields;
-  if (absl::Status status = ParseRequest(parts->rest, fields); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ParseRequest(parts.rest, fields));
   if (!fields.has_backward()) {
-    return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory);
+    return DecodeCall(std::move(*fields.mutable_call()), parts.inputs, shared_memory);
   }
   if (fields.has_call()) {
-    return absl::InvalidArgumentError(
-        "call and backward are both set; backward has the call of the forward pass");
+    return Invalid("call and backward are both set; backward has the call of the forward pass");
   }
   BackwardMessage& backward = *fields.mutable_backward();
-  return DecodeCall(std::move(*backward.mutable_call()), parts->inputs, shared_memory, &backward);
+  return DecodeCall(std::move(*backward.mutable_call()), parts.inputs, shared_memory, &backward);
 }
 
 absl::InlinedVector<const TensorSpec*, 5> OutputsInResponse(const DecodedCall& decoded) {
@@ -568,42 +550,35 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
 
 absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v1::Tensor& tensor,
                                       SharedTensors* shared_tensors, InputBytes& data) {
-  const absl::StatusOr<const ElementType*> type = ReadType(role, name, tensor.dtype());
-  if (!type.ok()) return type.status();
+  RAPT_ASSIGN_OR_RETURN(const ElementType* const type, ReadType(role, name, tensor.dtype()));
   // Checked before the shape is copied and printed: it may be as long as a message.
   if (static_cast<size_t>(tensor.shape_size()) > kMaxRank) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most 4"));
+    return Invalid(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most 4");
   }
   const DType of_integers = role == Role::kMask ? DType::kBool : DType::kInt64;
-  const bool is_converted = role == Role::kMask && IsInteger(**type);
-  TensorSpec spec = {is_converted ? DType::kBool : (*type)->dtype.value_or(of_integers),
+  const bool is_converted = role == Role::kMask && IsInteger(*type);
+  TensorSpec spec = {is_converted ? DType::kBool : type->dtype.value_or(of_integers),
                      Shape(tensor.shape().begin(), tensor.shape().end())};
-  const absl::StatusOr<int64_t> bytes = CountBytes(name, spec.shape, **type);
-  if (!bytes.ok()) return bytes.status();
+  RAPT_ASSIGN_OR_RETURN(const int64_t bytes, CountBytes(name, spec.shape, *type));
   if (tensor.has_shared_memory()) {
     if (shared_tensors == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, " is in shared memory; it must be in the message"));
+      return Invalid(name, " is in shared memory; it must be in the message");
     }
-    absl::Status status = FindShared(name, tensor.shared_memory(), *bytes, *shared_tensors, data);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(FindShared(name, tensor.shared_memory(), bytes, *shared_tensors, data));
   }
-  if (data.size != *bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has ", data.size, " bytes of data; its shape ", ToString(spec.shape),
-                     " of ", NameOf(tensor.dtype()), " needs ", *bytes));
+  if (data.size != bytes) {
+    return Invalid(name, " has ", data.size, " bytes of data; its shape ", ToString(spec.shape),
+                   " of ", NameOf(tensor.dtype()), " needs ", bytes);
   }
   return spec;
 }
 
 absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
-  absl::Status status = ReadLayout(attention.layout(), call.layout);
-  if (status.ok()) status = ReadAlignment(attention.alignment(), call.alignment);
+  RAPT_RETURN_IF_ERROR(ReadLayout(attention.layout(), call.layout));
+  RAPT_RETURN_IF_ERROR(ReadAlignment(attention.alignment(), call.alignment));
   for (const AttributeInfo& info : Attributes()) {
-    if (status.ok()) status = ReadAttribute(info, attention, call);
+    RAPT_RETURN_IF_ERROR(ReadAttribute(info, attention, call));
   }
-  if (!status.ok()) return status;
   call.softmax_in_fp64 = attention.softmax_in_fp64();
   if (attention.has_dropout()) {
     call.dropout = {attention.dropout().probability(), attention.dropout().seed()};
@@ -622,7 +597,7 @@ absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>&
 }
 
 absl::Status UnknownValue(absl::string_view field, int value, absl::string_view allowed) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must be ", allowed));
+  return Invalid(field, " is ", value, "; it must be ", allowed);
 }
 
 std::string NameOf(v1::DataType code) {

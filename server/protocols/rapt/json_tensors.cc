@@ -19,7 +19,9 @@
 #include "absl/strings/str_cat.h"
 #include "attention/operator.h"
 #include "base/check.h"
+#include "base/invalid.h"
 #include "base/json_string.h"
+#include "base/status_macros.h"
 #include "base/strict_json.h"
 #include "base/wire_format.h"
 #include "proto/rapt/v1/attention.pb.h"
@@ -340,7 +342,7 @@ class Reader final : public JsonHandler {
   bool WrongName() { return Fail(absl::StrCat(TensorName(), " has a name that is no string")); }
 
   bool Fail(absl::string_view message) {
-    status_ = absl::InvalidArgumentError(message);
+    status_ = Invalid(message);
     return false;
   }
 
@@ -367,14 +369,12 @@ class Reader final : public JsonHandler {
 absl::StatusOr<JsonParts> ReadParts(const Descriptor& type, absl::string_view json,
                                     BufferPool& pool) {
   std::optional<Reader> first(std::in_place, type, json.size(), pool, nullptr);
-  absl::Status status = first->Read(json);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(first->Read(json));
   JsonParts parts = first->TakeParts();
   if (!first->needs_another_pass()) return parts;
   parts = {};
   Reader second(type, json.size(), pool, &first->tensors());
-  status = second.Read(json);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(second.Read(json));
   return second.TakeParts();
 }
 
@@ -477,9 +477,8 @@ absl::StatusOr<std::string> FromProtoJson(const Descriptor& type, const std::str
   const auto status =
       google::protobuf::util::JsonToBinaryString(&Resolver(), UrlOf(type), json, &message, {});
   if (status.ok()) return message;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "not a ", type.full_name(),
-      " in JSON: ", absl::string_view(status.message().data(), status.message().size())));
+  return Invalid("not a ", type.full_name(),
+                 " in JSON: ", absl::string_view(status.message().data(), status.message().size()));
 }
 
 }  // namespace
@@ -502,11 +501,9 @@ void JsonMessage::Append(const std::byte* data, size_t size) {
 
 absl::StatusOr<JsonMessage> ReadJson(const Descriptor& type, absl::string_view json,
                                      BufferPool& pool) {
-  absl::StatusOr<JsonParts> parts = ReadParts(type, json, pool);
-  if (!parts.ok()) return parts.status();
-  const absl::StatusOr<std::string> message = FromProtoJson(type, parts->text);
-  if (!message.ok()) return message.status();
-  return Assembler(std::move(parts->payloads)).Run(*message, type);
+  RAPT_ASSIGN_OR_RETURN(JsonParts parts, ReadParts(type, json, pool));
+  RAPT_ASSIGN_OR_RETURN(const std::string message, FromProtoJson(type, parts.text));
+  return Assembler(std::move(parts.payloads)).Run(message, type);
 }
 
 }  // namespace rapt::native

@@ -8,8 +8,9 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
-#include "absl/strings/str_cat.h"
 #include "attention/mechanism/linear/linear_attention.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/protocols/bounds.h"
 #include "server/protocols/rapt/codec.h"
@@ -93,15 +94,13 @@ absl::Status ReadStateType(v1::DataType code, std::optional<DType>& out) {
   if (code == v1::DATA_TYPE_UNSPECIFIED) return absl::OkStatus();
   out = ToDType(code);
   if (out) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("state_type is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
+  return Invalid("state_type is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64");
 }
 
 absl::Status ReadAttributes(const Message& fields, LinearAttentionCall& call) {
-  absl::Status status = ReadRule(fields.update_rule(), call.update_rule);
-  if (status.ok()) status = ReadFeatureMap(fields.feature_map(), call.feature_map);
-  if (status.ok()) status = ReadStateType(fields.state_type(), call.state_type);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ReadRule(fields.update_rule(), call.update_rule));
+  RAPT_RETURN_IF_ERROR(ReadFeatureMap(fields.feature_map(), call.feature_map));
+  RAPT_RETURN_IF_ERROR(ReadStateType(fields.state_type(), call.state_type));
   call.q_num_heads = fields.q_num_heads();
   call.kv_num_heads = fields.kv_num_heads();
   call.scale = fields.scale();
@@ -121,11 +120,9 @@ absl::Status ReadTensors(const Message& fields, SharedTensors* shared_tensors,
                          LinearAttentionCall& call, Request& request) {
   for (const InputField& field : kInputFields) {
     if (!(fields.*field.has)()) continue;
-    absl::StatusOr<TensorSpec> spec =
-        ReadTensor(field.role, linear::NameOf(field.role), (fields.*field.get)(), shared_tensors,
-                   request.inputs[field.role]);
-    if (!spec.ok()) return spec.status();
-    call.inputs[field.role] = *std::move(spec);
+    RAPT_ASSIGN_OR_RETURN(call.inputs[field.role],
+                          ReadTensor(field.role, linear::NameOf(field.role), (fields.*field.get)(),
+                                     shared_tensors, request.inputs[field.role]));
   }
   if (fields.nonpad_kv_seqlen().empty()) return absl::OkStatus();
   call.inputs[Role::kKeyLengths] = {DType::kInt64, {fields.nonpad_kv_seqlen_size()}};
@@ -140,13 +137,12 @@ struct ParsedMessage {
 };
 
 absl::StatusOr<ParsedMessage> Parse(const MessageBytes& message) {
-  absl::StatusOr<wire::SplitMessage> split =
-      wire::Split(message.bytes, message.size, LinearSchema());
-  if (!split.ok()) return split.status();
+  RAPT_ASSIGN_OR_RETURN(wire::SplitMessage split,
+                        wire::Split(message.bytes, message.size, LinearSchema()));
   ParsedMessage parsed;
-  if (absl::Status status = ParseRequest(split->rest, parsed.fields); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ParseRequest(split.rest, parsed.fields));
   parsed.request.model = Model::kLinearAttention;
-  for (const wire::Payload& payload : split->payloads) {
+  for (const wire::Payload& payload : split.payloads) {
     parsed.request.inputs[FieldAt(payload.path[0]).role] =
         message.Part(payload.begin, payload.size);
   }
@@ -190,8 +186,8 @@ absl::Status CheckLaterMessage(const Message& fields) {
   Message::GetReflection()->ListFields(fields, &set);
   for (const google::protobuf::FieldDescriptor* field : set) {
     if (absl::c_linear_search(kFieldsOfEachMessage, field->number())) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        field->name(), " is set in a later message; only the first message of a stream sets it"));
+    return Invalid(field->name(),
+                   " is set in a later message; only the first message of a stream sets it");
   }
   return absl::OkStatus();
 }
@@ -210,20 +206,16 @@ const wire::MessageSchema& LinearSchema() {
 
 absl::StatusOr<Request> DecodeLinear(const MessageBytes& message,
                                      const SharedMemory& shared_memory) {
-  absl::StatusOr<ParsedMessage> parsed = Parse(message);
-  if (!parsed.ok()) return parsed.status();
-  Request& request = parsed->request;
-  request.priority = parsed->fields.priority();
+  RAPT_ASSIGN_OR_RETURN(ParsedMessage parsed, Parse(message));
+  Request& request = parsed.request;
+  request.priority = parsed.fields.priority();
   LinearAttentionCall call;
   SharedTensors shared_tensors(shared_memory);
-  absl::Status status = ReadAttributes(parsed->fields, call);
-  if (status.ok()) status = ReadTensors(parsed->fields, &shared_tensors, call, request);
-  if (!status.ok()) return status;
-  auto op = MakeLinearAttention(call);
-  if (!op.ok()) return op.status();
-  request.SetOperator(*std::move(op));
-  status = CheckResponseSize(OutputsOf(*request.tensor_operator, request.Outputs()));
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ReadAttributes(parsed.fields, call));
+  RAPT_RETURN_IF_ERROR(ReadTensors(parsed.fields, &shared_tensors, call, request));
+  RAPT_ASSIGN_OR_RETURN(auto op, MakeLinearAttention(call));
+  request.SetOperator(std::move(op));
+  RAPT_RETURN_IF_ERROR(CheckResponseSize(OutputsOf(*request.tensor_operator, request.Outputs())));
   std::move(shared_tensors).TransferTo(request);
   return std::move(request);
 }
@@ -235,10 +227,9 @@ ResponseMessage EncodeLinear(const TensorOperator& op, const Result& result) {
 }
 
 absl::StatusOr<Request> LinearStream::Decode(const MessageBytes& message) {
-  absl::StatusOr<ParsedMessage> parsed = Parse(message);
-  if (!parsed.ok()) return parsed.status();
-  const Message& fields = parsed->fields;
-  Request& request = parsed->request;
+  RAPT_ASSIGN_OR_RETURN(ParsedMessage parsed, Parse(message));
+  const Message& fields = parsed.fields;
+  Request& request = parsed.request;
   const bool is_first = operator_ == nullptr;
   absl::Status status = is_first ? ReadAttributes(fields, call_) : CheckLaterMessage(fields);
   if (is_first) priority_ = fields.priority();
@@ -256,16 +247,13 @@ absl::StatusOr<Request> LinearStream::Decode(const MessageBytes& message) {
   const RoleSet asked = PresentOutputs(call);
   call.wants_present_state = true;
   if (IsNormalized(call)) call.wants_present_normalizer = true;
-  auto op = MakeLinearAttention(call);
-  if (!op.ok()) return op.status();
-  operator_ = *std::move(op);
+  RAPT_ASSIGN_OR_RETURN(operator_, MakeLinearAttention(call));
   request.SetOperator(operator_);
   wanted_ = asked;
   for (Role role : {Role::kY, linear::kRelativeError}) {
     wanted_.Add(role, request.Outputs().contains(role));
   }
-  status = CheckResponseSize(OutputsOf(*operator_, wanted_));
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckResponseSize(OutputsOf(*operator_, wanted_)));
   return std::move(request);
 }
 

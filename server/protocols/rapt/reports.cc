@@ -13,7 +13,9 @@
 #include "attention/backend.h"
 #include "attention/layer/layer_estimate.h"
 #include "attention/memory_estimate.h"
+#include "base/invalid.h"
 #include "base/range.h"
+#include "base/status_macros.h"
 #include "base/version.h"
 #include "server/protocols/rapt/codec.h"
 
@@ -70,28 +72,24 @@ absl::StatusOr<DType> ReadType(const v1::EstimateMemoryRequest& request, DType u
   if (code == v1::DATA_TYPE_UNSPECIFIED) return unspecified;
   const std::optional<DType> dtype = ToDType(code);
   if (dtype && IsFloat(*dtype)) return *dtype;
-  return absl::InvalidArgumentError(
-      absl::StrCat("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
+  return Invalid("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64");
 }
 
 // Returns the problem without its length.
 absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
-  const absl::StatusOr<DType> dtype = ReadType(request, DType::kFloat32);
-  if (!dtype.ok()) return dtype.status();
+  RAPT_ASSIGN_OR_RETURN(const DType dtype, ReadType(request, DType::kFloat32));
   Problem problem;
-  problem.dtype = *dtype;
+  problem.dtype = dtype;
   problem.batch = request.batch();
   problem.query_heads = request.query_heads();
   problem.kv_heads = OrDefault(request.kv_heads(), problem.query_heads);
   problem.head_size = OrDefault(request.head_size(), kDefaultHeadSize);
   problem.value_head_size = OrDefault(request.value_head_size(), problem.head_size);
   // A layer's estimate has none.
-  absl::Status status = CheckRange("query_heads", problem.query_heads, {1, kMaxAxis});
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRange("query_heads", problem.query_heads, {1, kMaxAxis}));
   if (problem.query_heads % problem.kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("query_heads is ", problem.query_heads,
-                                                   ", kv_heads is ", problem.kv_heads,
-                                                   "; query_heads must be a multiple of kv_heads"));
+    return Invalid("query_heads is ", problem.query_heads, ", kv_heads is ", problem.kv_heads,
+                   "; query_heads must be a multiple of kv_heads");
   }
   return problem;
 }
@@ -126,8 +124,7 @@ void EncodeOperator(const OperatorEstimate& estimate, v1::OperatorEstimate& mess
 absl::Status CheckLengths(const v1::EstimateMemoryRequest& request) {
   const int count = request.lengths_size();
   if (count >= 1 && count <= kMaxLengths) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("lengths has ", count, " entries; it must have 1 to ", kMaxLengths));
+  return Invalid("lengths has ", count, " entries; it must have 1 to ", kMaxLengths);
 }
 
 // The fields of a layer's estimate.
@@ -138,8 +135,8 @@ absl::Status CheckLayerFields(const v1::EstimateMemoryRequest& request) {
   v1::EstimateMemoryRequest::GetReflection()->ListFields(request, &given);
   for (const auto* field : given) {
     if (kAllowed->contains(field->name())) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        field->name(), " is set, and so is model; with it only batch, lengths and dtype may be"));
+    return Invalid(field->name(),
+                   " is set, and so is model; with it only batch, lengths and dtype may be");
   }
   return CheckLengths(request);
 }
@@ -147,25 +144,23 @@ absl::Status CheckLayerFields(const v1::EstimateMemoryRequest& request) {
 absl::Status EstimateLayers(const v1::EstimateMemoryRequest& request, const PlanOptions& options,
                             const ModelRepository* repository,
                             v1::EstimateMemoryResponse& response) {
-  if (absl::Status status = CheckLayerFields(request); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckLayerFields(request));
   const ModelInfoPtr model = repository == nullptr ? nullptr : repository->Find(request.model());
   if (model == nullptr) {
     return absl::NotFoundError(
         absl::StrCat("model is '", request.model(), "'; the server has no layer of this name"));
   }
-  const absl::StatusOr<DType> dtype = ReadType(request, model->layer->dtype());
-  if (!dtype.ok()) return dtype.status();
+  RAPT_ASSIGN_OR_RETURN(const DType dtype, ReadType(request, model->layer->dtype()));
   for (const int64_t length : request.lengths()) {
-    const absl::StatusOr<LayerEstimate> estimate =
-        EstimateLayer(model->layer, *dtype, request.batch(), length, options);
-    if (!estimate.ok()) return estimate.status();
+    RAPT_ASSIGN_OR_RETURN(const LayerEstimate estimate,
+                          EstimateLayer(model->layer, dtype, request.batch(), length, options));
     v1::MemoryEstimate& message = *response.add_estimates();
     message.set_length(length);
-    message.set_tensor_bytes(estimate->inputs + estimate->outputs);
-    message.set_fused_bytes(estimate->workspace);
-    message.set_plan(estimate->plan);
-    message.mutable_layer()->set_weight_bytes(estimate->weights);
-    message.mutable_layer()->set_charged_bytes(estimate->charged);
+    message.set_tensor_bytes(estimate.inputs + estimate.outputs);
+    message.set_fused_bytes(estimate.workspace);
+    message.set_plan(estimate.plan);
+    message.mutable_layer()->set_weight_bytes(estimate.weights);
+    message.mutable_layer()->set_charged_bytes(estimate.charged);
   }
   return absl::OkStatus();
 }
@@ -236,32 +231,30 @@ absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const Plan
                             const ModelRepository* repository,
                             v1::EstimateMemoryResponse& response) {
   if (!request.model().empty()) return EstimateLayers(request, options, repository, response);
-  absl::StatusOr<Problem> problem = ReadSizes(request);
-  if (!problem.ok()) return problem.status();
-  if (absl::Status status = CheckLengths(request); !status.ok()) return status;
+  RAPT_ASSIGN_OR_RETURN(Problem problem, ReadSizes(request));
+  RAPT_RETURN_IF_ERROR(CheckLengths(request));
   const CompactInputs inputs = ReadInputs(request);
   const LinearTimeOptions linear_time = ReadLinearTime(request);
   for (const int64_t length : request.lengths()) {
-    problem->query_length = problem->key_length = length;
-    AddInputs(inputs, *problem);
-    const absl::StatusOr<MemoryEstimate> estimate =
-        rapt::EstimateMemory(*problem, options, linear_time);
-    if (!estimate.ok()) return estimate.status();
+    problem.query_length = problem.key_length = length;
+    AddInputs(inputs, problem);
+    RAPT_ASSIGN_OR_RETURN(const MemoryEstimate estimate,
+                          rapt::EstimateMemory(problem, options, linear_time));
     v1::MemoryEstimate& message = *response.add_estimates();
     message.set_length(length);
-    message.set_tensor_bytes(estimate->tensor_bytes);
-    message.set_standard_bytes(estimate->standard_bytes);
-    message.set_chunked_bytes(estimate->chunked_bytes);
-    message.set_fused_bytes(estimate->fused_bytes);
-    message.set_plan(estimate->plan);
-    for (const InputEstimate& input : estimate->inputs) {
+    message.set_tensor_bytes(estimate.tensor_bytes);
+    message.set_standard_bytes(estimate.standard_bytes);
+    message.set_chunked_bytes(estimate.chunked_bytes);
+    message.set_fused_bytes(estimate.fused_bytes);
+    message.set_plan(estimate.plan);
+    for (const InputEstimate& input : estimate.inputs) {
       v1::InputEstimate& input_message = *message.add_inputs();
       input_message.set_name(std::string(input.name));
       input_message.set_bytes(input.bytes);
       input_message.set_saved_bytes(input.saved_bytes);
     }
-    EncodeOperator(estimate->lsh, *message.mutable_lsh());
-    EncodeOperator(estimate->linear, *message.mutable_linear());
+    EncodeOperator(estimate.lsh, *message.mutable_lsh());
+    EncodeOperator(estimate.linear, *message.mutable_linear());
   }
   response.set_chunk(kEstimateChunk);
   return absl::OkStatus();

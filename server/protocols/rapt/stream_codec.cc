@@ -13,6 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "attention/field_names.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "base/wire_format.h"
 #include "server/protocols/bounds.h"
 #include "server/protocols/rapt/codec.h"
@@ -88,20 +90,18 @@ absl::Status ReadType(absl::string_view field, v1::DataType code, bool may_be_bo
     out = *dtype;
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", NameOf(code), "; it must be ",
-                                                 may_be_bool ? "BOOL, " : "",
-                                                 "FP32, FP16, BF16 or FP64"));
+  return Invalid(field, " is ", NameOf(code), "; it must be ", may_be_bool ? "BOOL, " : "",
+                 "FP32, FP16, BF16 or FP64");
 }
 
 // Reads the mask or the bias.
 absl::Status ReadMask(Role role, const v1::StreamMask& mask, TensorSpec& out) {
   const absl::string_view name = kNativeNames[role];
-  absl::Status status =
-      ReadType(absl::StrCat(name, ".dtype"), mask.dtype(), role == Role::kMask, out.dtype);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(
+      ReadType(absl::StrCat(name, ".dtype"), mask.dtype(), role == Role::kMask, out.dtype));
   if (mask.shape_size() != 4) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ".shape has rank ", mask.shape_size(),
-                                                   "; it must be [B, Hq, Sq, T], rank 4"));
+    return Invalid(name, ".shape has rank ", mask.shape_size(),
+                   "; it must be [B, Hq, Sq, T], rank 4");
   }
   out.shape.assign(mask.shape().begin(), mask.shape().end());
   return absl::OkStatus();
@@ -111,9 +111,8 @@ absl::Status CheckPast(const v1::AttendStreamHeader& header) {
   if (header.past_length() >= 0 && header.past_length() <= header.key_length()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("past_length is ", header.past_length(),
-                   "; it must be from 0 to key_length = ", header.key_length()));
+  return Invalid("past_length is ", header.past_length(),
+                 "; it must be from 0 to key_length = ", header.key_length());
 }
 
 absl::Status ReadTensors(const v1::AttendStreamHeader& header, OperatorCall& call,
@@ -125,9 +124,8 @@ absl::Status ReadTensors(const v1::AttendStreamHeader& header, OperatorCall& cal
         *google::protobuf::DynamicCastToGenerated<v1::Tensor>(&fields.GetMessage(header, field));
     InputBytes data(reinterpret_cast<const std::byte*>(tensor.data().data()),
                     static_cast<int64_t>(tensor.data().size()));
-    absl::StatusOr<TensorSpec> spec = ReadTensor(role, tensor, /*shared_tensors=*/nullptr, data);
-    if (!spec.ok()) return spec.status();
-    call.inputs[role] = *std::move(spec);
+    RAPT_ASSIGN_OR_RETURN(call.inputs[role],
+                          ReadTensor(role, tensor, /*shared_tensors=*/nullptr, data));
     tensors[role] = tensor.data();
   }
   return absl::OkStatus();
@@ -136,39 +134,36 @@ absl::Status ReadTensors(const v1::AttendStreamHeader& header, OperatorCall& cal
 // Converts the header to a call of the operator, so that both have the same meaning.
 absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call) {
   DType dtype = {};
-  absl::Status status = ReadType("dtype", header.dtype(), /*may_be_bool=*/false, dtype);
-  if (status.ok()) status = CheckPast(header);
-  if (status.ok()) status = ReadAttention(header.attention(), call);
-  if (status.ok()) status = ReadScoreOutput(header.score_output(), call.score_output);
-  if (status.ok() && header.has_mask()) {
-    status = ReadMask(Role::kMask, header.mask(), call.inputs[Role::kMask].emplace());
+  RAPT_RETURN_IF_ERROR(ReadType("dtype", header.dtype(), /*may_be_bool=*/false, dtype));
+  RAPT_RETURN_IF_ERROR(CheckPast(header));
+  RAPT_RETURN_IF_ERROR(ReadAttention(header.attention(), call));
+  RAPT_RETURN_IF_ERROR(ReadScoreOutput(header.score_output(), call.score_output));
+  if (header.has_mask()) {
+    RAPT_RETURN_IF_ERROR(ReadMask(Role::kMask, header.mask(), call.inputs[Role::kMask].emplace()));
   }
-  if (status.ok() && header.has_attention_bias()) {
-    status = ReadMask(Role::kBias, header.attention_bias(), call.inputs[Role::kBias].emplace());
+  if (header.has_attention_bias()) {
+    RAPT_RETURN_IF_ERROR(
+        ReadMask(Role::kBias, header.attention_bias(), call.inputs[Role::kBias].emplace()));
   }
-  if (!status.ok()) return status;
   if (call.v_head_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kNativeNames[Attribute::kValueHeadSize], " is not supported in streams"));
+    return Invalid(kNativeNames[Attribute::kValueHeadSize], " is not supported in streams");
   }
   if (call.score_function != ScoreFunction::kDotProduct) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kNativeNames[Attribute::kScoreFunction],
-                     " is ADDITIVE; in streams it must be DOT_PRODUCT"));
+    return Invalid(kNativeNames[Attribute::kScoreFunction],
+                   " is ADDITIVE; in streams it must be DOT_PRODUCT");
   }
   for (const auto& [size, attribute] :
        {std::pair{call.block_q, Attribute::kBlockQ}, {call.block_k, Attribute::kBlockK}}) {
     if (!size) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(kNativeNames[attribute], " is not supported in streams"));
+    return Invalid(kNativeNames[attribute], " is not supported in streams");
   }
   const std::tuple<Attribute, std::optional<int64_t>, int64_t> heads_of[] = {
       {Attribute::kQueryHeads, call.q_num_heads, header.query_heads()},
       {Attribute::kKvHeads, call.kv_num_heads, header.kv_heads()}};
   for (const auto& [attribute, heads, own] : heads_of) {
     if (heads.value_or(own) == own) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        kNativeNames[attribute], " is ", *heads, "; it must be absent or the header's own, ", own));
+    return Invalid(kNativeNames[attribute], " is ", *heads,
+                   "; it must be absent or the header's own, ", own);
   }
   const auto tensor = [&](int64_t heads, int64_t length, int64_t size) {
     return TensorSpec{dtype, {header.batch(), heads, length, size}};
@@ -229,15 +224,13 @@ ChunkSizes SizesOf(const ChunkedPlan& plan, const ChunkOrder::Expected& expected
 
 absl::Status CheckRow(absl::string_view field, int64_t received, int64_t expected) {
   if (received == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", received, "; it must be ", expected));
+  return Invalid(field, " is ", received, "; it must be ", expected);
 }
 
 absl::Status CheckBytes(absl::string_view field, const InputBytes& bytes, int64_t expected,
                         int64_t rows) {
   if (bytes.size == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " has ", bytes.size, " bytes; ", rows, " rows of it have ", expected));
+  return Invalid(field, " has ", bytes.size, " bytes; ", rows, " rows of it have ", expected);
 }
 
 absl::string_view NameOf(Message::PartCase part) {
@@ -256,12 +249,10 @@ absl::string_view NameOf(Message::PartCase part) {
 absl::Status CheckPart(Message::PartCase part,
                        const std::optional<ChunkOrder::Expected>& expected) {
   if (!expected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("received ", NameOf(part), " after the last chunk that the header declares"));
+    return Invalid("received ", NameOf(part), " after the last chunk that the header declares");
   }
   if (part == (expected->is_keys ? Message::kKeys : Message::kQueries)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("received ", NameOf(part), "; expected ", ToText(*expected)));
+  return Invalid("received ", NameOf(part), "; expected ", ToText(*expected));
 }
 
 struct ChunkField {
@@ -302,9 +293,8 @@ void FindPayloads(const MessageBytes& message, const wire::Payloads& payloads,
 absl::Status CheckSizes(const StreamChunk& chunk, Message::PartCase part, const ChunkSizes& sizes) {
   for (const ChunkField& field : kFields) {
     if (field.part != part) continue;
-    absl::Status status =
-        CheckBytes(field.name, chunk.*field.bytes, sizes.*field.size, chunk.rows.count);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(
+        CheckBytes(field.name, chunk.*field.bytes, sizes.*field.size, chunk.rows.count));
   }
   return absl::OkStatus();
 }
@@ -313,29 +303,25 @@ absl::Status CheckSizes(const StreamChunk& chunk, Message::PartCase part, const 
 
 absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
   if (message.size > kMaxHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the header has ", message.size, " bytes; at most ", kMaxHeaderBytes, " are allowed"));
+    return Invalid("the header has ", message.size, " bytes; at most ", kMaxHeaderBytes,
+                   " are allowed");
   }
-  absl::StatusOr<wire::SplitMessage> split =
-      wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes});
-  if (!split.ok()) return split.status();
+  RAPT_ASSIGN_OR_RETURN(
+      wire::SplitMessage split,
+      wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes}));
   Message fields;
-  absl::Status status = ParseRequest(split->rest, fields);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ParseRequest(split.rest, fields));
   if (!fields.has_header()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("received ", NameOf(fields.part_case()), "; expected a header"));
+    return Invalid("received ", NameOf(fields.part_case()), "; expected a header");
   }
   const v1::AttendStreamHeader& header = fields.header();
   StreamRequest request;
   OperatorCall call;
-  status = ReadDirection(header.direction(), request.chunking.streaming);
-  if (status.ok()) status = ReadHeader(header, call);
-  if (status.ok()) status = ReadTensors(header, call, request.tensors);
-  if (!status.ok()) return status;
-  const absl::StatusOr<ResolvedCall> resolved = Resolve(call, StreamNames());
-  if (!resolved.ok()) return resolved.status();
-  request.problem = resolved->problem;
+  RAPT_RETURN_IF_ERROR(ReadDirection(header.direction(), request.chunking.streaming));
+  RAPT_RETURN_IF_ERROR(ReadHeader(header, call));
+  RAPT_RETURN_IF_ERROR(ReadTensors(header, call, request.tensors));
+  RAPT_ASSIGN_OR_RETURN(const ResolvedCall resolved, Resolve(call, StreamNames()));
+  request.problem = resolved.problem;
   request.names = &StreamNames();
   request.chunking.query_chunk = header.query_chunk();
   request.chunking.key_chunk = header.key_chunk();
@@ -412,33 +398,26 @@ std::string ToText(const ChunkOrder::Expected& expected) {
 absl::StatusOr<StreamChunk> DecodeChunk(const MessageBytes& message, const ChunkedPlan& plan,
                                         const std::optional<ChunkOrder::Expected>& expected) {
   if (expected && message.size > MaxChunkMessageBytes(plan)) {
-    return absl::InvalidArgumentError(absl::StrCat("the message has ", message.size,
-                                                   " bytes; a chunk of the header's size has ",
-                                                   "at most ", MaxChunkMessageBytes(plan)));
+    return Invalid("the message has ", message.size, " bytes; a chunk of the header's size has ",
+                   "at most ", MaxChunkMessageBytes(plan));
   }
-  absl::StatusOr<wire::SplitMessage> split =
-      wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes});
-  if (!split.ok()) return split.status();
+  RAPT_ASSIGN_OR_RETURN(
+      wire::SplitMessage split,
+      wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes}));
   Message fields;
-  absl::Status status = ParseRequest(split->rest, fields);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ParseRequest(split.rest, fields));
   const Message::PartCase part = fields.part_case();
-  status = CheckPart(part, expected);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckPart(part, expected));
 
   const bool is_keys = expected->is_keys;
   const absl::string_view name = is_keys ? "keys" : "queries";
   const int64_t offset = is_keys ? fields.keys().offset() : fields.queries().offset();
   const int64_t count = is_keys ? fields.keys().count() : fields.queries().count();
-  status = CheckRow(absl::StrCat(name, ".offset"), offset, expected->rows.begin);
-  if (status.ok()) {
-    status = CheckRow(absl::StrCat(name, ".count"), count, expected->rows.count);
-  }
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRow(absl::StrCat(name, ".offset"), offset, expected->rows.begin));
+  RAPT_RETURN_IF_ERROR(CheckRow(absl::StrCat(name, ".count"), count, expected->rows.count));
   StreamChunk chunk{.rows = expected->rows};
-  FindPayloads(message, split->payloads, part, chunk);
-  status = CheckSizes(chunk, part, SizesOf(plan, *expected));
-  if (!status.ok()) return status;
+  FindPayloads(message, split.payloads, part, chunk);
+  RAPT_RETURN_IF_ERROR(CheckSizes(chunk, part, SizesOf(plan, *expected)));
   return chunk;
 }
 

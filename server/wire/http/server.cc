@@ -12,9 +12,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/memory/memory.h"
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "server/wire/connection_counts.h"
 #include "server/wire/http/http_call.h"
 #include "server/wire/socket.h"
@@ -251,10 +251,9 @@ Server::~Server() { Shutdown(std::chrono::nanoseconds(0)); }
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerSettings settings, Serve serve,
                                                       const Clock& clock,
                                                       const CallServices* calls) {
-  absl::StatusOr<ListeningSockets> listening = ListenOn(settings.address);
-  if (!listening.ok()) return listening.status();
+  RAPT_ASSIGN_OR_RETURN(ListeningSockets listening, ListenOn(settings.address));
   return absl::WrapUnique(
-      new Server(std::move(settings), std::move(serve), clock, calls, *std::move(listening)));
+      new Server(std::move(settings), std::move(serve), clock, calls, std::move(listening)));
 }
 
 // Opens a connection on the thread with the fewest.

@@ -7,7 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "server/wire/http2/http2_stream.h"
 #include "server/wire/http2/unary_stream.h"
 #include "server/wire/listening_sockets.h"
@@ -35,15 +36,11 @@ absl::Status Http2Server::Start(absl::FunctionRef<void()> on_bound) {
   ListeningSockets sockets;
   Descriptor unix_socket;
   if (!settings_.address.empty()) {
-    absl::StatusOr<ListeningSockets> bound = ListenOn(settings_.address);
-    if (!bound.ok()) return bound.status();
-    sockets = *std::move(bound);
+    RAPT_ASSIGN_OR_RETURN(sockets, ListenOn(settings_.address));
   }
   if (!settings_.unix_socket.empty()) {
-    absl::StatusOr<Descriptor> bound =
-        ListenOnUnix(settings_.unix_socket, settings_.unix_socket_mode);
-    if (!bound.ok()) return bound.status();
-    unix_socket = *std::move(bound);
+    RAPT_ASSIGN_OR_RETURN(unix_socket,
+                          ListenOnUnix(settings_.unix_socket, settings_.unix_socket_mode));
   }
   port_ = sockets.port;
   on_bound();
@@ -115,9 +112,7 @@ CallStream* Http2Server::NewCall(Connection& connection, int32_t id, const Reque
   }
   const auto timeout = head.timeout();
   if (!timeout) {
-    connection.SendStatus(id,
-                          absl::InvalidArgumentError(absl::StrCat("header ", kTimeoutHeader,
-                                                                  " is invalid; ", kTimeoutFormat)),
+    connection.SendStatus(id, Invalid("header ", kTimeoutHeader, " is invalid; ", kTimeoutFormat),
                           {});
     return nullptr;
   }

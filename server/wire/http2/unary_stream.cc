@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
 #include "server/rejection.h"
 
 namespace rapt {
@@ -120,8 +121,7 @@ void UnaryStream::FailReading(absl::Status status) {
 }
 
 absl::Status UnaryStream::MoreThanOneMessage() const {
-  return absl::InvalidArgumentError(
-      absl::StrCat("the call sent more than one message; the first has ", size_, " bytes"));
+  return Invalid("the call sent more than one message; the first has ", size_, " bytes");
 }
 
 absl::Span<uint8_t> UnaryStream::DirectPlace() {

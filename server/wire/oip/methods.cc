@@ -5,6 +5,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "base/version.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/oip/model.h"
@@ -41,8 +43,7 @@ constexpr const char* kMethodNames[] = {
 template <typename Settings>
 absl::Status CheckNoSettings(const Settings& settings, absl::string_view kind) {
   if (settings.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown ", kind, " setting ", settings.begin()->first));
+  return Invalid("unknown ", kind, " setting ", settings.begin()->first);
 }
 
 // An empty name selects all models.
@@ -247,8 +248,7 @@ absl::Status Methods::Respond(const inference::ModelConfigRequest& request,
 
 absl::Status Methods::Respond(const inference::ModelStatisticsRequest& request,
                               inference::ModelStatisticsResponse& response) const {
-  absl::Status status = CheckModelOrAll(request.name(), request.version(), residence_);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckModelOrAll(request.name(), request.version(), residence_));
   for (const ModelInfoPtr& model : Models(residence_)) {
     if (!request.name().empty() && request.name() != model->name()) continue;
     inference::ModelStatistics& statistics = *response.add_model_stats();
@@ -256,7 +256,7 @@ absl::Status Methods::Respond(const inference::ModelStatisticsRequest& request,
     statistics.set_version(kModelVersion);
     (*statistics_)[model->model].Describe(statistics);
   }
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status Methods::CheckRepository(const std::string& repository_name) const {
@@ -273,8 +273,7 @@ absl::Status Methods::EndSequences(const absl::StatusOr<ModelInfoPtr>& replaced)
 
 absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
                               inference::RepositoryIndexResponse& response) const {
-  absl::Status status = CheckRepository(request.repository_name());
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
   const bool is_ready = is_ready_();
   const auto add = [&](absl::string_view name, bool model_is_ready, const std::string& reason) {
     if (request.ready() && !model_is_ready) return;
@@ -285,16 +284,16 @@ absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
     model.set_reason(reason);
   };
   for (const ModelInfo& model : BuiltInModels(residence_)) add(model.name(), is_ready, "");
-  if (repository_ == nullptr) return status;
+  if (repository_ == nullptr) return absl::OkStatus();
   for (const ModelRepository::Entry& entry : repository_->Describe()) {
     add(entry.name, entry.is_loaded && is_ready, entry.reason);
   }
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest& request,
                               inference::RepositoryModelLoadResponse&) const {
-  if (absl::Status status = CheckRepository(request.repository_name()); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
   if (repository_ == nullptr) {
     return absl::UnimplementedError("not supported: RepositoryModelLoad needs --model_repository");
   }
@@ -308,7 +307,7 @@ absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest& reque
 
 absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& request,
                               inference::RepositoryModelUnloadResponse&) const {
-  if (absl::Status status = CheckRepository(request.repository_name()); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
   if (repository_ == nullptr) {
     return absl::UnimplementedError(
         "not supported: RepositoryModelUnload needs --model_repository");
@@ -319,9 +318,9 @@ absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& req
 
 absl::Status Methods::Respond(const inference::SystemSharedMemoryStatusRequest& request,
                               inference::SystemSharedMemoryStatusResponse& response) const {
-  const auto regions = shared_memory_.Describe(SharedMemory::Kind::kSystem, request.name());
-  if (!regions.ok()) return regions.status();
-  for (const SharedMemory::Description& region : *regions) {
+  RAPT_ASSIGN_OR_RETURN(const auto regions,
+                        shared_memory_.Describe(SharedMemory::Kind::kSystem, request.name()));
+  for (const SharedMemory::Description& region : regions) {
     auto& message = (*response.mutable_regions())[region.name];
     message.set_name(region.name);
     message.set_offset(static_cast<uint64_t>(region.offset));
@@ -343,9 +342,9 @@ absl::Status Methods::Respond(const inference::SystemSharedMemoryUnregisterReque
 
 absl::Status Methods::Respond(const inference::CudaSharedMemoryStatusRequest& request,
                               inference::CudaSharedMemoryStatusResponse& response) const {
-  const auto regions = shared_memory_.Describe(SharedMemory::Kind::kCuda, request.name());
-  if (!regions.ok()) return regions.status();
-  for (const SharedMemory::Description& region : *regions) {
+  RAPT_ASSIGN_OR_RETURN(const auto regions,
+                        shared_memory_.Describe(SharedMemory::Kind::kCuda, request.name()));
+  for (const SharedMemory::Description& region : regions) {
     auto& message = (*response.mutable_regions())[region.name];
     message.set_name(region.name);
     message.set_device_id(static_cast<uint64_t>(region.device_id));

@@ -12,6 +12,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "base/strict_json.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/oip/json_codec.h"
@@ -65,18 +67,16 @@ class InferHandler final : public http::BodyHandler {
 
  private:
   absl::StatusOr<int64_t> ExtraBytes(int64_t bytes) override {
-    const absl::StatusOr<int64_t> json = JsonBytesOf(bytes);
-    if (!json.ok()) return json.status();
-    return *json * kTypedBytesPerJsonByte;
+    RAPT_ASSIGN_OR_RETURN(const int64_t json, JsonBytesOf(bytes));
+    return json * kTypedBytesPerJsonByte;
   }
 
   absl::StatusOr<int64_t> JsonBytesOf(int64_t body) const {
     int64_t json = body;
     if (json_length_ && (json_length_->find_first_not_of("0123456789") != std::string::npos ||
                          !absl::SimpleAtoi(*json_length_, &json) || json > body)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("header ", kJsonLengthHeader, " is ", json_length_->substr(0, 32),
-                       "; it must be one number, at most the ", body, " bytes of the body"));
+      return Invalid("header ", kJsonLengthHeader, " is ", json_length_->substr(0, 32),
+                     "; it must be one number, at most the ", body, " bytes of the body");
     }
     if (json <= inference_.max_json_bytes) return json;
     return RequestHasTooMuchJson(json, inference_.max_json_bytes);
@@ -196,7 +196,7 @@ class SmallHandler final : public http::BodyHandler {
     if (!body.empty()) fields = ParseStrictJson(body);
     if (!fields.ok()) return fields.status();
     if (!fields->is_object()) {
-      return absl::InvalidArgumentError("the body must be a JSON object, or empty");
+      return Invalid("the body must be a JSON object, or empty");
     }
     ProtoRequest request;
     absl::Status status;
@@ -215,7 +215,7 @@ class SmallHandler final : public http::BodyHandler {
 };
 
 absl::Status WrongType(const std::string& field, absl::string_view type) {
-  return absl::InvalidArgumentError(absl::StrCat("field ", field, " must be ", type));
+  return Invalid("field ", field, " must be ", type);
 }
 
 // Reads a field of a body, if it is there.

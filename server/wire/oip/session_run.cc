@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "base/status_macros.h"
 
 namespace rapt::oip {
 namespace {
@@ -15,11 +16,9 @@ constexpr uint64_t kGeneration = 1;
 absl::StatusOr<int64_t> LengthOf(cache::CacheStore& store, const std::string& owner,
                                  const std::string& cache, int64_t layer) {
   const cache::LayerCall call = {.cache = cache, .layer = layer, .generation = kGeneration};
-  const auto batch = store.Open(owner, {&call, 1}, "items");
-  if (!batch.ok()) return batch.status();
-  absl::Status status = batch->FirstError(/*partial=*/false);
-  if (!status.ok()) return status;
-  return batch->states().front().length;
+  RAPT_ASSIGN_OR_RETURN(const auto batch, store.Open(owner, {&call, 1}, "items"));
+  RAPT_RETURN_IF_ERROR(batch.FirstError(/*partial=*/false));
+  return batch.states().front().length;
 }
 
 }  // namespace
@@ -60,15 +59,13 @@ absl::Status SessionRun::Prepare(const std::string& cache) {
   layer.cache = cache;
   layer.generation = kGeneration;
   if (!layer.at) {
-    const auto length = LengthOf(*store_, call_->caller(), cache, layer.layer);
-    if (!length.ok()) return length.status();
-    layer.at = *length;
+    RAPT_ASSIGN_OR_RETURN(layer.at, LengthOf(*store_, call_->caller(), cache, layer.layer));
   }
-  absl::StatusOr<Request> request =
+  RAPT_ASSIGN_OR_RETURN(
+      Request request,
       session.layer ? layer_.Start(*store_, call_->caller(), *std::move(session.layer), attend)
-                    : attention_.Start(*store_, call_->caller(), attend);
-  if (!request.ok()) return request.status();
-  return CompleteSession(*std::move(request), *decoded_);
+                    : attention_.Start(*store_, call_->caller(), attend));
+  return CompleteSession(std::move(request), *decoded_);
 }
 
 void SessionRun::Finish(Result result) {

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt::native {
 namespace {
@@ -114,10 +116,9 @@ void AttendStreamCall::OnRead(bool ok) {
   if (ok) {
     status = order_ ? TakeChunk() : OpenStream();
   } else if (!order_) {
-    status = absl::InvalidArgumentError("the stream ended before its header");
+    status = Invalid("the stream ended before its header");
   } else if (const auto expected = order_->next()) {
-    status =
-        absl::InvalidArgumentError(absl::StrCat("the stream ended; expected ", ToText(*expected)));
+    status = Invalid("the stream ended; expected ", ToText(*expected));
   } else {
     is_half_closed_ = true;
   }
@@ -133,28 +134,23 @@ void AttendStreamCall::OnTooLarge(int64_t bytes) {
                             "at most ", MaxChunkMessageBytes(stream_->plan()))
              : absl::StrCat("the header has ", bytes, " bytes; at most ", kMaxHeaderBytes,
                             " are allowed");
-  Fail(absl::InvalidArgumentError(error), Stage::kReceive);
+  Fail(Invalid(error), Stage::kReceive);
 }
 
 absl::Status AttendStreamCall::OpenStream() {
   const IncomingMessage header = stream().TakeMessage();
   call_.report().received_bytes += header.bytes.size;
-  absl::StatusOr<StreamRequest> request = DecodeStreamHeader(header.bytes);
-  if (!request.ok()) return request.status();
-  request->deadline = call_.deadline();
-  request->cancelled = &call_.cancelled();
-  request->caller = call_.caller_memory();
-  absl::StatusOr<std::shared_ptr<AttentionStream>> stream =
-      call_.engine().PlanStream(*std::move(request));
-  if (!stream.ok()) return stream.status();
-  stream_ = *std::move(stream);
+  RAPT_ASSIGN_OR_RETURN(StreamRequest request, DecodeStreamHeader(header.bytes));
+  request.deadline = call_.deadline();
+  request.cancelled = &call_.cancelled();
+  request.caller = call_.caller_memory();
+  RAPT_ASSIGN_OR_RETURN(stream_, call_.engine().PlanStream(std::move(request)));
   const ChunkedPlan& plan = stream_->plan();
   call_.report().model = Model::kAttention;
   call_.SetProblem(plan.problem);
   call_.report().routing = plan.full.routing;
   call_.report().plan = plan.full.Describe();
-  absl::Status status = CheckMessageSizes(plan, call_.limits().max_message_bytes);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckMessageSizes(plan, call_.limits().max_message_bytes));
 
   // A call that waits for memory holds none, except the tensors of its header: 64 KiB at most.
   call_.ReleaseMessageMemory();
@@ -178,10 +174,8 @@ absl::Status AttendStreamCall::TakeChunk() {
   Received received{.message = stream().TakeMessage(), .chunk = {}};
   call_.report().received_bytes += received.message.bytes.size;
   const std::optional<ChunkOrder::Expected> expected = order_->next();
-  absl::StatusOr<StreamChunk> chunk =
-      DecodeChunk(received.message.bytes, stream_->plan(), expected);
-  if (!chunk.ok()) return chunk.status();
-  received.chunk = *std::move(chunk);
+  RAPT_ASSIGN_OR_RETURN(received.chunk,
+                        DecodeChunk(received.message.bytes, stream_->plan(), expected));
   received.streams = expected->streams;
   waiting_ = std::move(received);
   order_->Advance();

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/status_macros.h"
 #include "server/cache/preparation.h"
 #include "server/protocols/rapt/cache_codec.h"
 #include "server/wire/rapt/cache_methods.h"
@@ -30,12 +31,10 @@ void CacheExportCall::OnMessage(const MessageBytes& message) {
 }
 
 absl::Status CacheExportCall::Start(const MessageBytes& message) {
-  absl::StatusOr<v1::ExportRequest> request = DecodeExport(message);
-  if (!request.ok()) return request.status();
-  absl::StatusOr<cache::CacheSnapshot> snapshot =
-      store_->Freeze(call().caller(), request->cache(), request->generation());
-  if (!snapshot.ok()) return snapshot.status();
-  exporter_.emplace(*std::move(snapshot), request->chunk_tokens(),
+  RAPT_ASSIGN_OR_RETURN(v1::ExportRequest request, DecodeExport(message));
+  RAPT_ASSIGN_OR_RETURN(cache::CacheSnapshot snapshot,
+                        store_->Freeze(call().caller(), request.cache(), request.generation()));
+  exporter_.emplace(std::move(snapshot), request.chunk_tokens(),
                     call().limits().max_message_bytes - kMaxKvFieldBytes);
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/status_macros.h"
 #include "server/cache/cached_attention.h"
 #include "server/cache/cached_diagnosis.h"
 #include "server/protocols/rapt/cache_codec.h"
@@ -46,17 +47,13 @@ class AttendCachedHandler final : public ComputedHandler {
  private:
   absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
                                  MethodCall& call) override {
-    absl::StatusOr<DecodedAttend> decoded = DecodeAttendCached(message);
-    if (!decoded.ok()) return decoded.status();
-    absl::StatusOr<Request> request =
-        attention_.Start(store, call.call().caller(), std::move(decoded->call));
-    if (!request.ok()) return request.status();
-    request->priority = decoded->priority;
-    operator_ = request->tensor_operator;
-    const absl::StatusOr<int64_t> encoding =
-        call.EncodingBytes(OutputsOf(*operator_, request->Outputs()));
-    if (!encoding.ok()) return encoding.status();
-    request->encoding_bytes = *encoding;
+    RAPT_ASSIGN_OR_RETURN(DecodedAttend decoded, DecodeAttendCached(message));
+    RAPT_ASSIGN_OR_RETURN(Request request,
+                          attention_.Start(store, call.call().caller(), std::move(decoded.call)));
+    request.priority = decoded.priority;
+    operator_ = request.tensor_operator;
+    RAPT_ASSIGN_OR_RETURN(request.encoding_bytes,
+                          call.EncodingBytes(OutputsOf(*operator_, request.Outputs())));
     return request;
   }
 
@@ -79,11 +76,10 @@ class AppendHandler final : public ComputedHandler {
  private:
   absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
                                  MethodCall& call) override {
-    absl::StatusOr<DecodedAppend> decoded = DecodeAppend(message);
-    if (!decoded.ok()) return decoded.status();
+    RAPT_ASSIGN_OR_RETURN(DecodedAppend decoded, DecodeAppend(message));
     absl::StatusOr<Request> request =
-        append_.Start(store, call.call().caller(), std::move(decoded->parts), decoded->partial);
-    if (request.ok()) request->priority = decoded->priority;
+        append_.Start(store, call.call().caller(), std::move(decoded.parts), decoded.partial);
+    if (request.ok()) request->priority = decoded.priority;
     return request;
   }
 
@@ -105,11 +101,10 @@ class DiagnoseCachedHandler final : public ComputedHandler {
  private:
   absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
                                  MethodCall& call) override {
-    absl::StatusOr<DecodedAttend> decoded = DecodeAttendCached(message);
-    if (!decoded.ok()) return decoded.status();
+    RAPT_ASSIGN_OR_RETURN(DecodedAttend decoded, DecodeAttendCached(message));
     absl::StatusOr<Request> request =
-        diagnosis_.Start(store, call.call().caller(), std::move(decoded->call));
-    if (request.ok()) request->priority = decoded->priority;
+        diagnosis_.Start(store, call.call().caller(), std::move(decoded.call));
+    if (request.ok()) request->priority = decoded.priority;
     return request;
   }
 
@@ -192,9 +187,8 @@ void CacheMethods::AddTo(UnaryMethods& methods) {
 absl::Status CacheMethods::Respond(const std::string& caller, const v1::CreateRequest& request,
                                    v1::Cache& response) const {
   if (store_ == nullptr) return NoCaches();
-  const absl::StatusOr<cache::CacheSpec> spec = DecodeCreate(request);
-  if (!spec.ok()) return spec.status();
-  return Answer(store_->Create(caller, *spec), response);
+  RAPT_ASSIGN_OR_RETURN(const cache::CacheSpec spec, DecodeCreate(request));
+  return Answer(store_->Create(caller, spec), response);
 }
 
 absl::Status CacheMethods::Respond(const std::string& caller, const v1::ForkRequest& request,
@@ -221,9 +215,8 @@ absl::Status CacheMethods::Respond(const std::string& caller, const v1::ListRequ
 absl::Status CacheMethods::OnIds::Respond(const std::string& caller, const v1::Ids& request,
                                           v1::Caches& response) const {
   if (store == nullptr) return NoCaches();
-  const absl::StatusOr<std::vector<std::string>> ids = DecodeIds(request);
-  if (!ids.ok()) return ids.status();
-  return Answer((store->*run)(caller, *ids), response);
+  RAPT_ASSIGN_OR_RETURN(const std::vector<std::string> ids, DecodeIds(request));
+  return Answer((store->*run)(caller, ids), response);
 }
 
 }  // namespace rapt::native

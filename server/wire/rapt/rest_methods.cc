@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "attention/operator.h"
 #include "base/json_string.h"
+#include "base/status_macros.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/rapt/json_tensors.h"
 #include "server/protocols/response_size.h"
@@ -109,9 +110,8 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
       return absl::InvalidArgumentError(
           "the request has a body; its fields must be parameters of the query");
     }
-    const absl::StatusOr<std::string> json = JsonOfQuery(target_);
-    if (!json.ok()) return json.status();
-    return ReadJson(route_.request, *json, route_.pool);
+    RAPT_ASSIGN_OR_RETURN(const std::string json, JsonOfQuery(target_));
+    return ReadJson(route_.request, json, route_.pool);
   }
 
   absl::StatusOr<JsonMessage> TranslateBody(const MessageBytes& body) const {
@@ -131,9 +131,7 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
   // A response that is too large for sure is refused before it is computed.
   absl::StatusOr<int64_t> EncodingBytes(absl::Span<const TensorSpec* const> outputs) override {
     if (accepts_protobuf_) return MethodCall::EncodingBytes(outputs);
-    const absl::StatusOr<std::optional<int64_t>> found = TotalBytes(outputs);
-    if (!found.ok()) return found.status();
-    const std::optional<int64_t> total = *found;
+    RAPT_ASSIGN_OR_RETURN(const std::optional<int64_t> total, TotalBytes(outputs));
     if (!total || *total / 3 > route_.max_json_bytes / 4) {  // base64
       return AnswerHasTooMuchJson(route_.max_json_bytes);
     }
