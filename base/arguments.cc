@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -74,9 +75,8 @@ absl::StatusOr<std::vector<GivenFlag>> GivenFlags(const CLI::App& app) {
   std::vector<GivenFlag> flags;
   std::map<const CLI::Option*, size_t> count;
   for (const CLI::Option* option : app.parse_order()) {
-    absl::StatusOr<std::string> value = ValueOf(*option, option->results()[count[option]++]);
-    if (!value.ok()) return value.status();
-    flags.push_back({option->get_lnames()[0], *std::move(value)});
+    RAPT_ASSIGN_OR_RETURN(std::string value, ValueOf(*option, option->results()[count[option]++]));
+    flags.push_back({option->get_lnames()[0], std::move(value)});
   }
   return flags;
 }
@@ -106,11 +106,10 @@ absl::StatusOr<ParsedArguments> ParseArguments(CLI::App& app,
   absl::Status status = CheckOperands(app, operands);
   status.Update(parsed);
   if (!status.ok()) return status;
-  absl::StatusOr<std::vector<GivenFlag>> flags = GivenFlags(app);
-  if (!flags.ok()) return flags.status();
+  RAPT_ASSIGN_OR_RETURN(std::vector<GivenFlag> flags, GivenFlags(app));
   std::for_each(operands.begin(), operands.end(), Unmark);
   return ParsedArguments{
-      .text_to_print = "", .flags = *std::move(flags), .operands = std::move(operands)};
+      .text_to_print = "", .flags = std::move(flags), .operands = std::move(operands)};
 }
 
 absl::Status BadValue(std::string_view name, std::string_view text, std::string_view allowed) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
 
 namespace rapt {
 namespace {
@@ -28,7 +29,7 @@ absl::Status CheckRange(absl::string_view name, absl::int128 value, IntegerRange
   const std::string allowed = is_small && range.most == std::numeric_limits<int64_t>::max()
                                   ? absl::StrCat("at least ", range.least)
                                   : absl::StrCat("in [", range.least, ", ", UpperEnd(range.most));
-  return absl::InvalidArgumentError(absl::StrCat(name, " is ", number, "; it must be ", allowed));
+  return Invalid(name, " is ", number, "; it must be ", allowed);
 }
 
 }  // namespace rapt

@@ -11,14 +11,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/descriptor.h"
+#include "base/invalid.h"
 #include "base/log.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
 
 absl::Status Unreadable(const NamedFile& file, absl::string_view reason) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("cannot read the file of ", file.flag, ": ", reason));
+  return Invalid("cannot read the file of ", file.flag, ": ", reason);
 }
 
 absl::StatusOr<std::string> ReadFile(const NamedFile& file) {
@@ -43,9 +44,8 @@ absl::StatusOr<std::string> ReadFile(const NamedFile& file) {
 absl::StatusOr<std::vector<std::string>> ReadFiles(const std::vector<NamedFile>& files) {
   std::vector<std::string> contents;
   for (const NamedFile& file : files) {
-    absl::StatusOr<std::string> bytes = ReadFile(file);
-    if (!bytes.ok()) return bytes.status();
-    contents.push_back(*std::move(bytes));
+    RAPT_ASSIGN_OR_RETURN(std::string bytes, ReadFile(file));
+    contents.push_back(std::move(bytes));
   }
   return contents;
 }

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 
@@ -61,9 +62,8 @@ class Reloaded {
     FileWatch watch(std::move(files));
     watch.HasChanged();
     if (!watch.contents().ok()) return watch.contents().status();
-    absl::StatusOr<T> value = parse(*watch.contents());
-    if (!value.ok()) return value.status();
-    return absl::WrapUnique(new Reloaded(std::move(watch), parse, *std::move(value), clock));
+    RAPT_ASSIGN_OR_RETURN(T value, parse(*watch.contents()));
+    return absl::WrapUnique(new Reloaded(std::move(watch), parse, std::move(value), clock));
   }
 
   // Returns a value at most a second old. The files are checked only here, by the calling thread.

@@ -6,7 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "base/invalid.h"
 
 namespace rapt::wire {
 namespace {
@@ -94,8 +94,7 @@ class Splitter {
       return result;
     }
     if (!beyond_limits_.ok()) return beyond_limits_;
-    return absl::InvalidArgumentError(
-        absl::StrCat("malformed Protocol Buffers message near byte ", reader_.position()));
+    return Invalid("malformed Protocol Buffers message near byte ", reader_.position());
   }
 
  private:
@@ -168,16 +167,15 @@ class Splitter {
   bool CountRest(int64_t bytes) {
     rest_bytes_ += bytes;
     if (rest_bytes_ <= limits_.rest_bytes) return true;
-    beyond_limits_ = absl::InvalidArgumentError(
-        absl::StrCat("the message without its tensors' bytes is larger than the allowed ",
-                     limits_.rest_bytes, " bytes"));
+    beyond_limits_ = Invalid("the message without its tensors' bytes is larger than the allowed ",
+                             limits_.rest_bytes, " bytes");
     return false;
   }
 
   bool CountPayload(size_t count) {
     if (count <= limits_.payloads) return true;
-    beyond_limits_ = absl::InvalidArgumentError(
-        absl::StrCat("the message has more than the allowed ", limits_.payloads, " tensors"));
+    beyond_limits_ =
+        Invalid("the message has more than the allowed ", limits_.payloads, " tensors");
     return false;
   }
 
