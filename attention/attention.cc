@@ -11,7 +11,9 @@
 #include "attention/data_checks.h"
 #include "base/aligned_buffer.h"
 #include "base/check.h"
+#include "base/invalid.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -31,8 +33,7 @@ absl::StatusOr<const Backend*> FindBackend(absl::string_view name, const Backend
     }
     return backend;
   }
-  return absl::InvalidArgumentError(absl::StrCat("backend is '", std::string(name),
-                                                 "'; this build has auto, ", NamesOf(backends)));
+  return Invalid("backend is '", std::string(name), "'; this build has auto, ", NamesOf(backends));
 }
 
 // Returns OK, or why the backend can't compute the problem under these options.
@@ -52,13 +53,12 @@ absl::Status CheckSupport(const Backend& backend, const Problem& problem,
 absl::StatusOr<Routing> ChooseBackend(const Problem& problem, const PlanOptions& options) {
   const std::string& name = options.backend;
   if (name != "auto") {
-    const absl::StatusOr<const Backend*> backend = FindBackend(name, *options.backends);
-    if (!backend.ok()) return backend.status();
-    if (absl::Status reason = CheckSupport(**backend, problem, options); !reason.ok()) {
+    RAPT_ASSIGN_OR_RETURN(const Backend* const backend, FindBackend(name, *options.backends));
+    if (absl::Status reason = CheckSupport(*backend, problem, options); !reason.ok()) {
       return absl::UnimplementedError(
           absl::StrCat("backend '", name, "' can't compute this: ", std::string(reason.message())));
     }
-    return Routing{.backend = *backend};
+    return Routing{.backend = backend};
   }
   Routing routing;
   for (const Backend* backend : *options.backends) {
@@ -92,8 +92,7 @@ absl::Status ValidateIsa(absl::string_view isa, const BackendSet& backends) {
       absl::StrAppend(&known, ", ", std::string(set.name));
     }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("isa is '", std::string(isa), "'; it must be one of ", known));
+  return Invalid("isa is '", std::string(isa), "'; it must be one of ", known);
 }
 
 }  // namespace
@@ -107,26 +106,22 @@ std::string ChooseIsa(const Backend& backend, absl::string_view wanted) {
 
 absl::Status Validate(const PlanOptions& options) {
   if (options.threads < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("threads is ", options.threads, "; it must be at least 1"));
+    return Invalid("threads is ", options.threads, "; it must be at least 1");
   }
   if (options.backend != "auto") {
-    const auto backend = FindBackend(options.backend, *options.backends);
-    if (!backend.ok()) return backend.status();
+    RAPT_RETURN_IF_ERROR(FindBackend(options.backend, *options.backends).status());
   }
   return ValidateIsa(options.isa, *options.backends);
 }
 
 absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options) {
-  absl::Status status = Validate(options);
-  if (status.ok()) status = Validate(problem);
-  if (!status.ok()) return status;
-  const absl::StatusOr<Routing> routing = ChooseBackend(problem, options);
-  if (!routing.ok()) return routing.status();
-  const Backend& backend = *routing->backend;
+  RAPT_RETURN_IF_ERROR(Validate(options));
+  RAPT_RETURN_IF_ERROR(Validate(problem));
+  RAPT_ASSIGN_OR_RETURN(const Routing routing, ChooseBackend(problem, options));
+  const Backend& backend = *routing.backend;
   Plan plan;
   plan.problem = problem;
-  plan.routing = *routing;
+  plan.routing = routing;
   plan.isa = ChooseIsa(backend, options.isa);
   plan.threads = backend.lanes() > 0 ? backend.lanes() : options.threads;
   if (!problem.empty() || problem.wants_present || problem.backward) backend.PlanTasks(plan);
@@ -179,7 +174,7 @@ Routing ChooseBackend(const TensorOperator& op, const PlanOptions& options) {
 }  // namespace
 
 absl::StatusOr<Plan> MakePlan(const TensorOperator& op, const PlanOptions& options) {
-  if (absl::Status status = Validate(options); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(options));
   Plan plan;
   plan.problem.dtype = op.outputs()[Role::kY]->dtype;
   plan.routing = ChooseBackend(op, options);
@@ -200,9 +195,8 @@ absl::Status ValidateSources(const Backend& backend, const Problem& problem, con
     if (!a.inputs[role].has_elements()) continue;
     const Source source = a.inputs[role].source();
     if (source == Source::kStrided || backend.Reads(source)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(InfoOf(role).onnx, " is ", NameOf(source),
-                                                   "; backend '", backend.name(),
-                                                   "' does not read ", NameOf(source), " tensors"));
+    return Invalid(InfoOf(role).onnx, " is ", NameOf(source), "; backend '", backend.name(),
+                   "' does not read ", NameOf(source), " tensors");
   }
   return absl::OkStatus();
 }
@@ -229,15 +223,14 @@ absl::Status CheckAllData(const Problem& problem, const Arguments& arguments, bo
 absl::Status ValidateResources(const Plan& plan, absl::Span<std::byte> workspace,
                                const ThreadPool& pool) {
   if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));
+    return Invalid("workspace has ", workspace.size(), " bytes; the plan needs ",
+                   plan.workspace_bytes());
   }
   if (reinterpret_cast<uintptr_t>(workspace.data()) % AlignedBuffer::kAlignment != 0) {
-    return absl::InvalidArgumentError("workspace is not aligned to 64 bytes");
+    return Invalid("workspace is not aligned to 64 bytes");
   }
   if (pool.workers() > plan.threads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the pool has ", pool.workers(), " workers; the plan allows ", plan.threads));
+    return Invalid("the pool has ", pool.workers(), " workers; the plan allows ", plan.threads);
   }
   return absl::OkStatus();
 }
@@ -263,24 +256,20 @@ void RunStages(const Runner& runner, const Plan& plan, const Arguments& argument
 
 absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
                  ThreadPool& pool) {
-  absl::Status status = Validate(plan.problem, arguments);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(plan.problem, arguments));
   const Backend& backend = *plan.routing.backend;
-  status = ValidateSources(backend, plan.problem, arguments);
-  if (status.ok()) status = ValidateResources(plan, workspace, pool);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ValidateSources(backend, plan.problem, arguments));
+  RAPT_RETURN_IF_ERROR(ValidateResources(plan, workspace, pool));
   const bool serial = plan.flops < kMinParallelFlops && backend.lanes() == 0;
-  status = CheckAllData(plan.problem, arguments, serial, pool);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckAllData(plan.problem, arguments, serial, pool));
   RunStages(backend, plan, arguments, workspace, serial, pool);
   return absl::OkStatus();
 }
 
 absl::Status Run(const TensorOperator& op, const Plan& plan, const Arguments& arguments,
                  absl::Span<std::byte> workspace, ThreadPool& pool) {
-  absl::Status status = ValidateResources(plan, workspace, pool);
-  if (status.ok()) status = op.CheckData(arguments);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ValidateResources(plan, workspace, pool));
+  RAPT_RETURN_IF_ERROR(op.CheckData(arguments));
   const bool serial = plan.flops < kMinParallelFlops && plan.routing.backend->lanes() == 0;
   RunStages(op, plan, arguments, workspace, serial, pool);
   return absl::OkStatus();

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/invalid.h"
 
 namespace rapt {
 namespace {
@@ -77,8 +78,8 @@ class IndexCheck {
   }
 
   absl::Status Error(int64_t b, int64_t h, int64_t i, int64_t n, absl::string_view why) const {
-    return absl::InvalidArgumentError(absl::StrCat(name_, "[", b, ", ", h, ", ", i, ", ", n,
-                                                   "] is ", Load(indices_.Row(b, h, i), n), why));
+    return Invalid(name_, "[", b, ", ", h, ", ", i, ", ", n, "] is ",
+                   Load(indices_.Row(b, h, i), n), why);
   }
 
   const int64_t keys_;

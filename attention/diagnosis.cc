@@ -20,6 +20,7 @@
 #include "attention/rotary/rotate.h"
 #include "base/aligned_buffer.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -690,11 +691,10 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
 absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments& arguments,
                                          const PlanOptions& options, ThreadPool& pool,
                                          const FieldNames& names) {
-  absl::Status status = Validate(problem, names);
-  if (status.ok()) status = Validate(options);
-  if (status.ok()) status = ValidateInputs(problem, arguments, names);
-  if (status.ok()) status = CheckData(problem, arguments, names);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(problem, names));
+  RAPT_RETURN_IF_ERROR(Validate(options));
+  RAPT_RETURN_IF_ERROR(ValidateInputs(problem, arguments, names));
+  RAPT_RETURN_IF_ERROR(CheckData(problem, arguments, names));
   Diagnosis diagnosis(problem, arguments, pool.workers(), names);
   AlignedBuffer workspace(Diagnosis::WorkspaceBytes(problem, pool.workers()));
   const auto stages = diagnosis.stages();

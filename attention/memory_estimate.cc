@@ -5,12 +5,13 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "attention/attention.h"
 #include "attention/mechanism/linear/linear_attention.h"
 #include "attention/mechanism/lsh/lsh_attention.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -20,9 +21,8 @@ absl::StatusOr<int64_t> WorkspaceBytes(const Plan& plan) {
   std::optional<int64_t> bytes = CheckedMul(plan.threads, plan.worker_workspace_bytes);
   if (bytes) bytes = CheckedAdd(*bytes, plan.shared_workspace_bytes);
   if (bytes) return *bytes;
-  return absl::InvalidArgumentError(absl::StrCat("the workspace of ", plan.threads,
-                                                 " threads with ", plan.worker_workspace_bytes,
-                                                 " bytes each overflows 64 bits"));
+  return Invalid("the workspace of ", plan.threads, " threads with ", plan.worker_workspace_bytes,
+                 " bytes each overflows 64 bits");
 }
 
 // No overflow for a valid problem, because no mask or bias is larger than the score matrix in FP64.
@@ -56,17 +56,14 @@ std::vector<InputEstimate> EstimateInputs(const Problem& p) {
 
 absl::Status CheckOption(absl::string_view name, int64_t value, int64_t most) {
   if (value >= 1 && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, "; it must be from 1 to ", most));
+  return Invalid(name, " is ", value, "; it must be from 1 to ", most);
 }
 
 absl::Status Check(const LinearTimeOptions& options) {
-  absl::Status status = CheckOption("lsh_hashes", options.lsh_hashes, kMostHashes);
-  if (status.ok()) status = CheckOption("lsh_chunk_length", options.lsh_chunk_length, kMaxAxis);
-  if (status.ok() && options.favor_features) {
-    status = CheckOption("favor_features", *options.favor_features, kMaxAxis);
-  }
-  return status;
+  RAPT_RETURN_IF_ERROR(CheckOption("lsh_hashes", options.lsh_hashes, kMostHashes));
+  RAPT_RETURN_IF_ERROR(CheckOption("lsh_chunk_length", options.lsh_chunk_length, kMaxAxis));
+  if (!options.favor_features) return absl::OkStatus();
+  return CheckOption("favor_features", *options.favor_features, kMaxAxis);
 }
 
 OperatorEstimate EstimateOperator(const absl::StatusOr<std::shared_ptr<const TensorOperator>>& op,
@@ -150,11 +147,9 @@ void AddInputs(const CompactInputs& inputs, Problem& p) {
 
 absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOptions& options,
                                               const LinearTimeOptions& linear_time) {
-  if (absl::Status status = Check(linear_time); !status.ok()) return status;
-  const absl::StatusOr<Plan> plan = MakePlan(p, options);
-  if (!plan.ok()) return plan.status();
-  const absl::StatusOr<int64_t> workspace_bytes = WorkspaceBytes(*plan);
-  if (!workspace_bytes.ok()) return workspace_bytes.status();
+  RAPT_RETURN_IF_ERROR(Check(linear_time));
+  RAPT_ASSIGN_OR_RETURN(const Plan plan, MakePlan(p, options));
+  RAPT_ASSIGN_OR_RETURN(const int64_t workspace_bytes, WorkspaceBytes(plan));
   // The sizes of a valid problem do not overflow at eight bytes per element, nor do sums of four.
   const int64_t element = SizeOf(p.dtype);
   const int64_t real = SizeOf(p.accumulator());
@@ -165,8 +160,8 @@ absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOption
   estimate.standard_bytes = query_rows * p.total_keys() * real;
   estimate.chunked_bytes =
       query_rows * (std::min(p.total_keys(), kEstimateChunk) + 2 + p.value_head_size) * real;
-  estimate.fused_bytes = *workspace_bytes;
-  estimate.plan = plan->Describe();
+  estimate.fused_bytes = workspace_bytes;
+  estimate.plan = plan.Describe();
   estimate.inputs = EstimateInputs(p);
   estimate.lsh = EstimateLsh(p, options, linear_time);
   estimate.linear = EstimateFavor(p, options, linear_time);

@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -32,8 +34,8 @@ constexpr absl::string_view NameOf(Layout layout) {
 }
 
 absl::Status WrongRank(absl::string_view name, const Shape& shape, absl::string_view allowed) {
-  return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", ToString(shape), ", rank ",
-                                                 shape.size(), "; it must be ", allowed));
+  return Invalid(name, " has shape ", ToString(shape), ", rank ", shape.size(), "; it must be ",
+                 allowed);
 }
 
 absl::StatusOr<Layout> ResolveLayout(const OperatorCall& call, const FieldNames& names) {
@@ -61,13 +63,11 @@ absl::StatusOr<Layout> ResolveLayout(const OperatorCall& call, const FieldNames&
 absl::StatusOr<Axes> SplitHeads(absl::string_view name, const Shape& shape,
                                 absl::string_view heads_name, int64_t heads) {
   if (heads < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(heads_name, " is ", heads, "; it must be at least 1"));
+    return Invalid(heads_name, " is ", heads, "; it must be at least 1");
   }
   if (shape[2] % heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " has a last axis of ", shape[2],
-                                                   "; it must be a multiple of ", heads_name, " = ",
-                                                   heads));
+    return Invalid(name, " has a last axis of ", shape[2], "; it must be a multiple of ",
+                   heads_name, " = ", heads);
   }
   return Axes{shape[0], heads, shape[1], shape[2] / heads};
 }
@@ -83,9 +83,8 @@ absl::StatusOr<Axes> AxesOf(const OperatorCall& call, Role role, Layout layout,
   const Axes axes = layout == Layout::kBhsd ? Axes{shape[0], shape[1], shape[2], shape[3]}
                                             : Axes{shape[0], shape[2], shape[1], shape[3]};
   if (heads && *heads != axes.heads) {
-    return absl::InvalidArgumentError(absl::StrCat(heads_name, " is ", *heads, ", but ",
-                                                   names[role], " ", ToString(shape), " has ",
-                                                   axes.heads, " heads; they must be equal"));
+    return Invalid(heads_name, " is ", *heads, ", but ", names[role], " ", ToString(shape), " has ",
+                   axes.heads, " heads; they must be equal");
   }
   return axes;
 }
@@ -96,9 +95,8 @@ absl::StatusOr<Axes> ValueAxesOf(const OperatorCall& call, Layout layout, const 
   if (!call.v_head_size) return AxesOf(call, Role::kV, layout, names);
   const int64_t size = *call.v_head_size;
   if (size < 1 || size > k.size) {
-    return absl::InvalidArgumentError(absl::StrCat(names[Attribute::kValueHeadSize], " is ", size,
-                                                   "; it must be from 1 to ", k.size,
-                                                   ", the head size of ", names[Role::kK]));
+    return Invalid(names[Attribute::kValueHeadSize], " is ", size, "; it must be from 1 to ",
+                   k.size, ", the head size of ", names[Role::kK]);
   }
   return Axes{k.batch, k.heads, k.length, size};
 }
@@ -106,17 +104,15 @@ absl::StatusOr<Axes> ValueAxesOf(const OperatorCall& call, Layout layout, const 
 absl::Status CheckSame(absl::string_view what, absl::string_view name_a, int64_t a,
                        absl::string_view name_b, int64_t b) {
   if (a == b) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name_a, " has ", what, " ", a, ", ", name_b,
-                                                 " has ", b, "; they must be equal"));
+  return Invalid(name_a, " has ", what, " ", a, ", ", name_b, " has ", b, "; they must be equal");
 }
 
 absl::Status CheckType(const OperatorCall& call, Role role, const FieldNames& names) {
   const DType dtype = call.inputs[role]->dtype;
   const DType wanted = call.inputs[Role::kQ]->dtype;
   if (dtype == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(names[role], " has type ", NameOf(dtype),
-                                                 "; it must be ", NameOf(wanted), ", the type of ",
-                                                 names[Role::kQ]));
+  return Invalid(names[role], " has type ", NameOf(dtype), "; it must be ", NameOf(wanted),
+                 ", the type of ", names[Role::kQ]);
 }
 
 absl::Status CheckQkv(const OperatorCall& call, const FieldNames& names, const Axes& q,
@@ -126,33 +122,29 @@ absl::Status CheckQkv(const OperatorCall& call, const FieldNames& names, const A
   const absl::string_view v_name = names[Role::kV];
   const DType dtype = call.inputs[Role::kQ]->dtype;
   if (!IsFloat(dtype)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(q_name, " has type ", NameOf(dtype), "; it must be FP32, FP16, BF16 or FP64"));
+    return Invalid(q_name, " has type ", NameOf(dtype), "; it must be FP32, FP16, BF16 or FP64");
   }
-  absl::Status status = CheckType(call, Role::kK, names);
-  if (status.ok() && call.inputs[Role::kV]) status = CheckType(call, Role::kV, names);
-  if (status.ok()) status = CheckSame("batch", k_name, k.batch, q_name, q.batch);
-  if (status.ok()) status = CheckSame("batch", v_name, v.batch, q_name, q.batch);
-  if (status.ok()) status = CheckSame("head size", k_name, k.size, q_name, q.size);
-  if (status.ok()) status = CheckSame("number of heads", v_name, v.heads, k_name, k.heads);
-  if (status.ok()) status = CheckSame("length", v_name, v.length, k_name, k.length);
-  return status;
+  RAPT_RETURN_IF_ERROR(CheckType(call, Role::kK, names));
+  if (call.inputs[Role::kV]) RAPT_RETURN_IF_ERROR(CheckType(call, Role::kV, names));
+  RAPT_RETURN_IF_ERROR(CheckSame("batch", k_name, k.batch, q_name, q.batch));
+  RAPT_RETURN_IF_ERROR(CheckSame("batch", v_name, v.batch, q_name, q.batch));
+  RAPT_RETURN_IF_ERROR(CheckSame("head size", k_name, k.size, q_name, q.size));
+  RAPT_RETURN_IF_ERROR(CheckSame("number of heads", v_name, v.heads, k_name, k.heads));
+  return CheckSame("length", v_name, v.length, k_name, k.length);
 }
 
 // `now` are the axes of K or V, whose name is `now_name`.
 absl::Status CheckPastTensor(const OperatorCall& call, Role role, const FieldNames& names,
                              const Axes& now, absl::string_view now_name) {
-  absl::Status status = CheckType(call, role, names);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckType(call, role, names));
   const absl::string_view name = names[role];
   const Shape& past = call.inputs[role]->shape;
   if (past.size() != 4) {
     return WrongRank(name, past, "[batch, key/value heads, past length, head size], rank 4");
   }
-  status = CheckSame("batch", name, past[0], now_name, now.batch);
-  if (status.ok()) status = CheckSame("number of heads", name, past[1], now_name, now.heads);
-  if (status.ok()) status = CheckSame("head size", name, past[3], now_name, now.size);
-  return status;
+  RAPT_RETURN_IF_ERROR(CheckSame("batch", name, past[0], now_name, now.batch));
+  RAPT_RETURN_IF_ERROR(CheckSame("number of heads", name, past[1], now_name, now.heads));
+  return CheckSame("head size", name, past[3], now_name, now.size);
 }
 
 // Returns the length of the past; 0 without one.
@@ -162,24 +154,19 @@ absl::StatusOr<int64_t> ResolvePast(const OperatorCall& call, const FieldNames& 
   const std::optional<TensorSpec>& value = call.inputs[Role::kPastValue];
   if (call.v_head_size) {
     if (!key) return 0;
-    absl::Status status = CheckPastTensor(call, Role::kPastKey, names, k, names[Role::kK]);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckPastTensor(call, Role::kPastKey, names, k, names[Role::kK]));
     return key->shape[2];
   }
   if (key.has_value() != value.has_value()) {
     const Role given = key ? Role::kPastKey : Role::kPastValue;
     const Role missing = key ? Role::kPastValue : Role::kPastKey;
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[given], " is set but ", names[missing], " is not; set both or neither"));
+    return Invalid(names[given], " is set but ", names[missing], " is not; set both or neither");
   }
   if (!key) return 0;
-  absl::Status status = CheckPastTensor(call, Role::kPastKey, names, k, names[Role::kK]);
-  if (status.ok()) status = CheckPastTensor(call, Role::kPastValue, names, v, names[Role::kV]);
-  if (status.ok()) {
-    status = CheckSame("length", names[Role::kPastKey], key->shape[2], names[Role::kPastValue],
-                       value->shape[2]);
-  }
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckPastTensor(call, Role::kPastKey, names, k, names[Role::kK]));
+  RAPT_RETURN_IF_ERROR(CheckPastTensor(call, Role::kPastValue, names, v, names[Role::kV]));
+  RAPT_RETURN_IF_ERROR(CheckSame("length", names[Role::kPastKey], key->shape[2],
+                                 names[Role::kPastValue], value->shape[2]));
   return key->shape[2];
 }
 
@@ -203,13 +190,12 @@ absl::StatusOr<MaskShape> ResolveMask(absl::string_view name, const TensorSpec& 
 
 absl::Status CheckKeyLengths(const TensorSpec& lengths, const FieldNames& names, int64_t batch) {
   if (lengths.dtype != DType::kInt64) {
-    return absl::InvalidArgumentError(absl::StrCat(names[Role::kKeyLengths], " has type ",
-                                                   NameOf(lengths.dtype), "; it must be INT64"));
+    return Invalid(names[Role::kKeyLengths], " has type ", NameOf(lengths.dtype),
+                   "; it must be INT64");
   }
   if (lengths.shape.size() != 1 || lengths.shape[0] != batch) {
-    return absl::InvalidArgumentError(absl::StrCat(names[Role::kKeyLengths], " has shape ",
-                                                   ToString(lengths.shape), "; it must be [", batch,
-                                                   "], the batch of ", names[Role::kQ]));
+    return Invalid(names[Role::kKeyLengths], " has shape ", ToString(lengths.shape),
+                   "; it must be [", batch, "], the batch of ", names[Role::kQ]);
   }
   return absl::OkStatus();
 }
@@ -221,16 +207,15 @@ absl::Status ResolveHeads(Role role, const OperatorCall& call, const FieldNames&
   if (!spec) return absl::OkStatus();
   dtype = spec->dtype;
   if (spec->shape.size() == 1 && spec->shape[0] == heads) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(names[role], " has shape ", ToString(spec->shape),
-                                                 "; it must be [", heads,
-                                                 "], the number of heads of ", names[Role::kQ]));
+  return Invalid(names[role], " has shape ", ToString(spec->shape), "; it must be [", heads,
+                 "], the number of heads of ", names[Role::kQ]);
 }
 
 // Checks the shape of alibi_slopes, bias_table and relative_bias as far as Validate() cannot.
 absl::Status ResolveRelative(const OperatorCall& call, const FieldNames& names, Problem& p) {
   const auto wrong_shape = [&](Role role, absl::string_view allowed) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        names[role], " has shape ", ToString(call.inputs[role]->shape), "; it must be ", allowed));
+    return Invalid(names[role], " has shape ", ToString(call.inputs[role]->shape), "; it must be ",
+                   allowed);
   };
   if (const std::optional<TensorSpec>& slopes = call.inputs[Role::kAlibiSlopes]) {
     const Shape& s = slopes->shape;
@@ -271,9 +256,8 @@ absl::Status ResolveRelativeVectors(const OperatorCall& call, const FieldNames& 
     if (!call.inputs[role]) continue;
     const Shape& s = call.inputs[role]->shape;
     if (s.size() != 3 || s[2] != size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          names[role], " has shape ", ToString(s), "; it must be [1 or heads, 2c + 1, ", size,
-          "], where ", size, " is the head size of ", names[other]));
+      return Invalid(names[role], " has shape ", ToString(s), "; it must be [1 or heads, 2c + 1, ",
+                     size, "], where ", size, " is the head size of ", names[other]);
     }
     vectors = RelativeVectors{call.inputs[role]->dtype, s[0], s[1]};
   }
@@ -281,9 +265,8 @@ absl::Status ResolveRelativeVectors(const OperatorCall& call, const FieldNames& 
   if (!query) return absl::OkStatus();
   const Shape& shape = call.inputs[Role::kQ]->shape;
   if (query->shape != shape) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[Role::kRelativeQuery], " has shape ", ToString(query->shape),
-                     "; it must be ", ToString(shape), ", the shape of ", names[Role::kQ]));
+    return Invalid(names[Role::kRelativeQuery], " has shape ", ToString(query->shape),
+                   "; it must be ", ToString(shape), ", the shape of ", names[Role::kQ]);
   }
   p.has_relative_query = true;
   return CheckType(call, Role::kRelativeQuery, names);
@@ -293,13 +276,12 @@ absl::Status CheckPositionIds(const OperatorCall& call, Role role, const FieldNa
                               int64_t batch, int64_t length) {
   const TensorSpec& ids = *call.inputs[role];
   if (ids.dtype != DType::kInt64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[role], " has type ", NameOf(ids.dtype), "; it must be INT64"));
+    return Invalid(names[role], " has type ", NameOf(ids.dtype), "; it must be INT64");
   }
   if (ids.shape == Shape{batch, length}) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      names[role], " has shape ", ToString(ids.shape), "; it must be [", batch, ", ", length,
-      "], the batch and length of ", names[role == Role::kPositionIds ? Role::kQ : Role::kK]));
+  return Invalid(names[role], " has shape ", ToString(ids.shape), "; it must be [", batch, ", ",
+                 length, "], the batch and length of ",
+                 names[role == Role::kPositionIds ? Role::kQ : Role::kK]);
 }
 
 // Checks the shapes of the caches of angles and of position ids as far as Validate() cannot.
@@ -309,8 +291,7 @@ absl::Status ResolveRotary(const OperatorCall& call, const FieldNames& names, Pr
   if (cos.has_value() != sin.has_value()) {
     const Role given = cos ? Role::kCosCache : Role::kSinCache;
     const Role missing = cos ? Role::kSinCache : Role::kCosCache;
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[given], " is set but ", names[missing], " is not; set both or neither"));
+    return Invalid(names[given], " is set but ", names[missing], " is not; set both or neither");
   }
   if (cos) {
     const Shape& s = cos->shape;
@@ -318,10 +299,9 @@ absl::Status ResolveRotary(const OperatorCall& call, const FieldNames& names, Pr
       return WrongRank(names[Role::kCosCache], s, "[M, r/2] or [B, S, r/2]");
     }
     if (sin->shape != s || sin->dtype != cos->dtype) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(names[Role::kSinCache], " is ", NameOf(sin->dtype), " ",
-                       ToString(sin->shape), ", ", names[Role::kCosCache], " is ",
-                       NameOf(cos->dtype), " ", ToString(s), "; they must be equal"));
+      return Invalid(names[Role::kSinCache], " is ", NameOf(sin->dtype), " ", ToString(sin->shape),
+                     ", ", names[Role::kCosCache], " is ", NameOf(cos->dtype), " ", ToString(s),
+                     "; they must be equal");
     }
     p.rotary_cache = RotaryCache{.dtype = cos->dtype, .rows = s[s.size() - 2], .pairs = s.back()};
     if (s.size() == 3) p.rotary_cache->batch = s[0];
@@ -329,9 +309,8 @@ absl::Status ResolveRotary(const OperatorCall& call, const FieldNames& names, Pr
   p.has_position_ids = call.inputs[Role::kPositionIds].has_value();
   p.has_key_position_ids = call.inputs[Role::kKeyPositionIds].has_value();
   if (p.has_position_ids) {
-    absl::Status status =
-        CheckPositionIds(call, Role::kPositionIds, names, p.batch, p.query_length);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(
+        CheckPositionIds(call, Role::kPositionIds, names, p.batch, p.query_length));
   }
   if (!p.has_key_position_ids) return absl::OkStatus();
   return CheckPositionIds(call, Role::kKeyPositionIds, names, p.batch, p.key_length);
@@ -342,9 +321,9 @@ absl::Status ResolveAdditive(const OperatorCall& call, const FieldNames& names, 
   if (!weight) return absl::OkStatus();
   const Shape& s = weight->shape;
   if (s.size() != 2 || s[1] != p.head_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        names[Role::kAdditiveWeight], " has shape ", ToString(s), "; it must be [1 or heads, ",
-        p.head_size, "], the head size of ", names[Role::kQ], " and ", names[Role::kK]));
+    return Invalid(names[Role::kAdditiveWeight], " has shape ", ToString(s),
+                   "; it must be [1 or heads, ", p.head_size, "], the head size of ",
+                   names[Role::kQ], " and ", names[Role::kK]);
   }
   p.additive_weight = AdditiveWeight{weight->dtype, s[0]};
   return absl::OkStatus();
@@ -355,40 +334,33 @@ absl::Status ResolveVisibility(const OperatorCall& call, const FieldNames& names
   const auto check = [&](Role role, DType dtype, size_t rank, absl::string_view shape) {
     const TensorSpec& spec = *call.inputs[role];
     if (spec.dtype != dtype) {
-      return absl::InvalidArgumentError(absl::StrCat(names[role], " has type ", NameOf(spec.dtype),
-                                                     "; it must be ", NameOf(dtype)));
+      return Invalid(names[role], " has type ", NameOf(spec.dtype), "; it must be ", NameOf(dtype));
     }
     if (spec.shape.size() == rank) return absl::OkStatus();
     return WrongRank(names[role], spec.shape, absl::StrCat(shape, ", rank ", rank));
   };
-  absl::Status status;
   if (const std::optional<TensorSpec>& mask = call.inputs[Role::kBlockMask]) {
-    status = check(Role::kBlockMask, DType::kBool, 4,
-                   "[1 or batch, 1 or heads, blocks of queries, blocks of keys]");
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(check(Role::kBlockMask, DType::kBool, 4,
+                               "[1 or batch, 1 or heads, blocks of queries, blocks of keys]"));
     p.block_mask.emplace();
     std::copy(mask->shape.begin(), mask->shape.end(), p.block_mask->begin());
   }
   if (const std::optional<TensorSpec>& selected = call.inputs[Role::kSelectedIndices]) {
-    status = check(Role::kSelectedIndices, DType::kInt32, 4,
-                   "[batch, 1 or key/value heads, query length, N]");
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(check(Role::kSelectedIndices, DType::kInt32, 4,
+                               "[batch, 1 or key/value heads, query length, N]"));
     const Shape& s = selected->shape;
     if (s[0] != p.batch || s[2] != p.query_length) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(names[Role::kSelectedIndices], " has shape ", ToString(s), "; it must be [",
-                       p.batch, ", 1 or ", p.kv_heads, ", ", p.query_length, ", N]"));
+      return Invalid(names[Role::kSelectedIndices], " has shape ", ToString(s), "; it must be [",
+                     p.batch, ", 1 or ", p.kv_heads, ", ", p.query_length, ", N]");
     }
     p.selected = SelectedIndices{s[1], s[3]};
   }
   if (const std::optional<TensorSpec>& global = call.inputs[Role::kGlobalMask]) {
-    status = check(Role::kGlobalMask, DType::kBool, 2, "[batch, past + key length]");
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(check(Role::kGlobalMask, DType::kBool, 2, "[batch, past + key length]"));
     const Shape& s = global->shape;
     if (s[0] != p.batch || s[1] != p.total_keys()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(names[Role::kGlobalMask], " has shape ", ToString(s), "; it must be [",
-                       p.batch, ", ", p.total_keys(), "], [batch, past + key length]"));
+      return Invalid(names[Role::kGlobalMask], " has shape ", ToString(s), "; it must be [",
+                     p.batch, ", ", p.total_keys(), "], [batch, past + key length]");
     }
     p.has_global_mask = true;
   }
@@ -400,26 +372,25 @@ absl::Status CheckHeadCounts(const OperatorCall& call, const FieldNames& names, 
     return absl::OkStatus();
   }
   const bool has_query_heads = call.q_num_heads.has_value();
-  return absl::InvalidArgumentError(absl::StrCat(
-      has_query_heads ? names[Attribute::kQueryHeads] : names[Attribute::kKvHeads], " is set but ",
-      has_query_heads ? names[Attribute::kKvHeads] : names[Attribute::kQueryHeads],
-      " is not; with 3-D inputs, set both or neither"));
+  return Invalid(has_query_heads ? names[Attribute::kQueryHeads] : names[Attribute::kKvHeads],
+                 " is set but ",
+                 has_query_heads ? names[Attribute::kKvHeads] : names[Attribute::kQueryHeads],
+                 " is not; with 3-D inputs, set both or neither");
 }
 
 absl::Status CheckPresenceAndSizes(const OperatorCall& call, const FieldNames& names) {
   for (Role role : kAllInputs) {
     const std::optional<TensorSpec>& spec = call.inputs[role];
     if (spec) {
-      if (auto bytes = ByteSize(names[role], *spec); !bytes.ok()) return bytes.status();
+      RAPT_RETURN_IF_ERROR(ByteSize(names[role], *spec).status());
     } else if (InfoOf(role).required && !(role == Role::kV && call.v_head_size)) {
-      return absl::InvalidArgumentError(absl::StrCat(names[role], " is missing"));
+      return Invalid(names[role], " is missing");
     }
   }
   for (Role role : {Role::kV, Role::kPastValue}) {
     if (!call.v_head_size || !call.inputs[role]) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[role], " and ", names[Attribute::kValueHeadSize], " are both set; with ",
-                     names[Attribute::kValueHeadSize], " the values are in ", names[Role::kK]));
+    return Invalid(names[role], " and ", names[Attribute::kValueHeadSize], " are both set; with ",
+                   names[Attribute::kValueHeadSize], " the values are in ", names[Role::kK]);
   }
   return absl::OkStatus();
 }
@@ -439,15 +410,14 @@ absl::Status ResolveBackward(const OperatorCall& call, const FieldNames& names, 
                              Problem& p) {
   if (!call.gradients) return absl::OkStatus();
   if (!call.inputs[Role::kOutputGradient]) {
-    return absl::InvalidArgumentError(absl::StrCat(names[Role::kOutputGradient], " is missing"));
+    return Invalid(names[Role::kOutputGradient], " is missing");
   }
   const bool has_output = call.inputs[Role::kForwardOutput].has_value();
   if (has_output != call.inputs[Role::kForwardLse].has_value()) {
     const Role given = has_output ? Role::kForwardOutput : Role::kForwardLse;
     const Role missing = has_output ? Role::kForwardLse : Role::kForwardOutput;
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[given], " of the forward pass is set but ", names[missing],
-                     " is not; set both, or neither to compute them again"));
+    return Invalid(names[given], " of the forward pass is set but ", names[missing],
+                   " is not; set both, or neither to compute them again");
   }
   p.backward = Backward{.gradients = *call.gradients,
                         .has_forward = has_output,
@@ -459,9 +429,8 @@ absl::Status ResolveBackward(const OperatorCall& call, const FieldNames& names, 
     const DType dtype = info.dtype(p);
     const Shape shape = OutputShape(info, p, layout);
     if (spec->dtype == dtype && spec->shape == shape) continue;
-    return absl::InvalidArgumentError(absl::StrCat(names[role], " is ", NameOf(spec->dtype), " ",
-                                                   ToString(spec->shape), "; it must be ",
-                                                   NameOf(dtype), " ", ToString(shape)));
+    return Invalid(names[role], " is ", NameOf(spec->dtype), " ", ToString(spec->shape),
+                   "; it must be ", NameOf(dtype), " ", ToString(shape));
   }
   return absl::OkStatus();
 }
@@ -501,80 +470,64 @@ std::string ToString(const Shape& shape) {
 absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec) {
   for (int64_t axis : spec.shape) {
     if (axis >= 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has shape ", ToString(spec.shape), "; no axis may be negative"));
+    return Invalid(name, " has shape ", ToString(spec.shape), "; no axis may be negative");
   }
   std::optional<int64_t> bytes = CheckedProduct(spec.shape);
   if (bytes) bytes = CheckedMul(*bytes, SizeOf(spec.dtype));
   if (bytes) return *bytes;
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " has shape ", ToString(spec.shape), "; its size overflows 64 bits"));
+  return Invalid(name, " has shape ", ToString(spec.shape), "; its size overflows 64 bits");
 }
 
 absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames& names) {
-  absl::Status status = CheckPresenceAndSizes(call, names);
-  if (!status.ok()) return status;
-  const absl::StatusOr<Layout> layout = ResolveLayout(call, names);
-  if (!layout.ok()) return layout.status();
-  status = CheckHeadCounts(call, names, *layout);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckPresenceAndSizes(call, names));
+  RAPT_ASSIGN_OR_RETURN(const Layout layout, ResolveLayout(call, names));
+  RAPT_RETURN_IF_ERROR(CheckHeadCounts(call, names, layout));
 
-  const auto q = AxesOf(call, Role::kQ, *layout, names);
-  if (!q.ok()) return q.status();
-  const auto k = AxesOf(call, Role::kK, *layout, names);
-  if (!k.ok()) return k.status();
-  const auto v = ValueAxesOf(call, *layout, *k, names);
-  if (!v.ok()) return v.status();
-  status = CheckQkv(call, names, *q, *k, *v);
-  if (!status.ok()) return status;
-  const absl::StatusOr<int64_t> past_length = ResolvePast(call, names, *k, *v);
-  if (!past_length.ok()) return past_length.status();
+  RAPT_ASSIGN_OR_RETURN(const auto q, AxesOf(call, Role::kQ, layout, names));
+  RAPT_ASSIGN_OR_RETURN(const auto k, AxesOf(call, Role::kK, layout, names));
+  RAPT_ASSIGN_OR_RETURN(const auto v, ValueAxesOf(call, layout, k, names));
+  RAPT_RETURN_IF_ERROR(CheckQkv(call, names, q, k, v));
+  RAPT_ASSIGN_OR_RETURN(const int64_t past_length, ResolvePast(call, names, k, v));
 
   ResolvedCall resolved;
-  resolved.layout = *layout;
+  resolved.layout = layout;
   resolved.names = &names;
   Problem& problem = resolved.problem;
   problem.dtype = call.inputs[Role::kQ]->dtype;
-  problem.batch = q->batch;
-  problem.query_heads = q->heads;
-  problem.kv_heads = k->heads;
-  problem.query_length = q->length;
-  problem.key_length = k->length;
-  problem.past_length = *past_length;
-  problem.head_size = q->size;
-  problem.value_head_size = v->size;
+  problem.batch = q.batch;
+  problem.query_heads = q.heads;
+  problem.kv_heads = k.heads;
+  problem.query_length = q.length;
+  problem.key_length = k.length;
+  problem.past_length = past_length;
+  problem.head_size = q.size;
+  problem.value_head_size = v.size;
   problem.values_in_keys = call.v_head_size.has_value();
   CopyAttributes(call, problem);
-  const bool rank3_is_batch = *layout == Layout::kBse && !call.q_num_heads;
+  const bool rank3_is_batch = layout == Layout::kBse && !call.q_num_heads;
   for (const auto& [role, shape] :
        {std::pair{Role::kMask, &problem.mask}, {Role::kBias, &problem.bias}}) {
     if (!call.inputs[role]) continue;
-    absl::StatusOr<MaskShape> resolved_shape =
-        ResolveMask(names[role], *call.inputs[role], rank3_is_batch);
-    if (!resolved_shape.ok()) return resolved_shape.status();
-    *shape = *resolved_shape;
+    RAPT_ASSIGN_OR_RETURN(*shape, ResolveMask(names[role], *call.inputs[role], rank3_is_batch));
   }
   if (const std::optional<TensorSpec>& lengths = call.inputs[Role::kKeyLengths]) {
-    status = CheckKeyLengths(*lengths, names, q->batch);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckKeyLengths(*lengths, names, q.batch));
     problem.has_key_lengths = true;
   }
   for (const auto& [role, dtype] :
        {std::pair{Role::kHeadSink, &problem.head_sink}, {Role::kAlpha, &problem.head_alpha}}) {
-    status = ResolveHeads(role, call, names, q->heads, *dtype);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(ResolveHeads(role, call, names, q.heads, *dtype));
   }
-  status = ResolveRelative(call, names, problem);
-  if (status.ok()) status = ResolveRelativeVectors(call, names, problem);
-  if (status.ok()) status = ResolveRotary(call, names, problem);
-  if (status.ok()) status = ResolveAdditive(call, names, problem);
-  if (status.ok()) status = ResolveVisibility(call, names, problem);
-  if (status.ok()) status = ResolveBackward(call, names, *layout, problem);
-  if (status.ok()) status = Validate(problem, names);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ResolveRelative(call, names, problem));
+  RAPT_RETURN_IF_ERROR(ResolveRelativeVectors(call, names, problem));
+  RAPT_RETURN_IF_ERROR(ResolveRotary(call, names, problem));
+  RAPT_RETURN_IF_ERROR(ResolveAdditive(call, names, problem));
+  RAPT_RETURN_IF_ERROR(ResolveVisibility(call, names, problem));
+  RAPT_RETURN_IF_ERROR(ResolveBackward(call, names, layout, problem));
+  RAPT_RETURN_IF_ERROR(Validate(problem, names));
   for (Role role : kOutputs) {
     const RoleInfo& info = InfoOf(role);
-    resolved.outputs[role] = {info.dtype(problem), OutputShape(info, problem, *layout)};
+    resolved.outputs[role] = {info.dtype(problem), OutputShape(info, problem, layout)};
   }
   if (!problem.backward) return resolved;
   for (Role role : problem.backward->gradients) {

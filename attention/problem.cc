@@ -15,7 +15,9 @@
 #include "attention/half.h"
 #include "attention/rotary/checks.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -37,19 +39,18 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
   };
   for (const auto& [name, size, least] : axes) {
     if (size >= least && size <= kMaxAxis) continue;
-    return absl::InvalidArgumentError(absl::StrCat(name[0], name[1], name[2], name[3], " is ", size,
-                                                   "; it must be from ", least, " to 2^40"));
+    return Invalid(name[0], name[1], name[2], name[3], " is ", size, "; it must be from ", least,
+                   " to 2^40");
   }
   if (p.values_in_keys && p.value_head_size > p.head_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        names[Attribute::kValueHeadSize], " is set, but the value head size is ", p.value_head_size,
-        "; it must be at most ", p.head_size, ", the head size of ", names[Role::kK]));
+    return Invalid(names[Attribute::kValueHeadSize], " is set, but the value head size is ",
+                   p.value_head_size, "; it must be at most ", p.head_size, ", the head size of ",
+                   names[Role::kK]);
   }
   if (p.query_heads != 0 && p.query_heads % p.kv_heads != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[Role::kQ], " has ", p.query_heads, " heads, ", names[Role::kK], " and ",
-                     names[Role::kV], " have ", p.kv_heads,
-                     "; the number of query heads must be a multiple of ", p.kv_heads));
+    return Invalid(names[Role::kQ], " has ", p.query_heads, " heads, ", names[Role::kK], " and ",
+                   names[Role::kV], " have ", p.kv_heads,
+                   "; the number of query heads must be a multiple of ", p.kv_heads);
   }
   return absl::OkStatus();
 }
@@ -62,7 +63,7 @@ absl::Status CheckVolume(absl::string_view name, const std::array<int64_t, 4>& a
     if (bytes) bytes = CheckedMul(*bytes, std::max<int64_t>(axis, 1));
   }
   if (bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the size of ", name, " overflows 64 bits"));
+  return Invalid("the size of ", name, " overflows 64 bits");
 }
 
 absl::Status CheckVolumes(const Problem& p, const FieldNames& names) {
@@ -78,7 +79,7 @@ absl::Status CheckVolumes(const Problem& p, const FieldNames& names) {
       {"the score matrix", {p.batch, p.query_heads, p.query_length, t}},
   };
   for (const auto& [name, axes] : volumes) {
-    if (absl::Status status = CheckVolume(name, axes); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckVolume(name, axes));
   }
   return absl::OkStatus();
 }
@@ -90,8 +91,7 @@ absl::Status CheckRange(const AttributeInfo& info, Number value, absl::string_vi
   } else {
     const auto number = static_cast<double>(value);
     if (number >= info.least && number <= info.most) return absl::OkStatus();  // false for NaN
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, "; it must be ", info.allowed));
+    return Invalid(name, " is ", value, "; it must be ", info.allowed);
   }
 }
 
@@ -114,40 +114,33 @@ absl::Status CheckRange(const AttributeInfo& info, const Problem& p, absl::strin
 absl::Status CheckFp32OrQueryType(Role role, DType dtype, const Problem& p,
                                   const FieldNames& names) {
   if (dtype == DType::kFloat32 || dtype == p.dtype) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(names[role], " has type ", NameOf(dtype),
-                                                 "; it must be FP32 or ", NameOf(p.dtype),
-                                                 ", the type of ", names[Role::kQ]));
+  return Invalid(names[role], " has type ", NameOf(dtype), "; it must be FP32 or ", NameOf(p.dtype),
+                 ", the type of ", names[Role::kQ]);
 }
 
 absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
   if (!IsFloat(p.dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat(names[Role::kQ], " has type ", NameOf(p.dtype),
-                                                   "; it must be FP32, FP16, BF16 or FP64"));
+    return Invalid(names[Role::kQ], " has type ", NameOf(p.dtype),
+                   "; it must be FP32, FP16, BF16 or FP64");
   }
   for (const AttributeInfo& info : Attributes()) {
-    absl::Status status = CheckRange(info, p, names[info.attribute]);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckRange(info, p, names[info.attribute]));
   }
   if (p.section && (p.past_length > 0 || p.wants_present)) {
-    return absl::InvalidArgumentError(
-        "a section of a problem cannot have a past or present outputs");
+    return Invalid("a section of a problem cannot have a past or present outputs");
   }
   if (p.folds && p.score_output == ScoreOutput::kWeights) {
-    return absl::InvalidArgumentError(
-        "weights cannot be computed from a section of the keys; they need all keys");
+    return Invalid("weights cannot be computed from a section of the keys; they need all keys");
   }
   if (p.folds && p.head_sink) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[Role::kHeadSink], " is merged once, after all sections of the keys"));
+    return Invalid(names[Role::kHeadSink], " is merged once, after all sections of the keys");
   }
   if (p.head_sink) {
-    absl::Status status = CheckFp32OrQueryType(Role::kHeadSink, *p.head_sink, p, names);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckFp32OrQueryType(Role::kHeadSink, *p.head_sink, p, names));
   }
   if (p.dropout && !(p.dropout->probability >= 0 && p.dropout->probability < 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(names[Attribute::kDropoutProbability], " is ",
-                                                   p.dropout->probability,
-                                                   "; it must be at least 0 and less than 1"));
+    return Invalid(names[Attribute::kDropoutProbability], " is ", p.dropout->probability,
+                   "; it must be at least 0 and less than 1");
   }
   return absl::OkStatus();
 }
@@ -157,28 +150,26 @@ absl::Status CheckNormalizer(const Problem& p, const FieldNames& names) {
   const std::string normalizer =
       absl::StrCat(names[Attribute::kNormalizer], " is ", NameOf(p.normalizer));
   if (p.normalizer != Normalizer::kEntmax && (p.alpha || p.head_alpha)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(p.alpha ? names[Attribute::kAlpha] : names[Role::kAlpha], " is set, but ",
-                     normalizer, "; it must be ", NameOf(Normalizer::kEntmax)));
+    return Invalid(p.alpha ? names[Attribute::kAlpha] : names[Role::kAlpha], " is set, but ",
+                   normalizer, "; it must be ", NameOf(Normalizer::kEntmax));
   }
   if (p.normalizer == Normalizer::kSoftmax) return absl::OkStatus();
   if (p.normalizer == Normalizer::kEntmax && p.alpha.has_value() == p.head_alpha.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        normalizer, ", and ", names[Attribute::kAlpha], p.alpha ? " is given twice" : " is missing",
-        "; it must be either one number or a tensor with one for each head"));
+    return Invalid(normalizer, ", and ", names[Attribute::kAlpha],
+                   p.alpha ? " is given twice" : " is missing",
+                   "; it must be either one number or a tensor with one for each head");
   }
   const std::pair<absl::string_view, bool> excluded[] = {
       {names[Role::kHeadSink], p.head_sink.has_value()}, {names[Role::kLse], p.wants_lse}};
   for (const auto& [name, is_set] : excluded) {
     if (!is_set) continue;
-    return absl::InvalidArgumentError(absl::StrCat(normalizer, ", which has no ", name,
-                                                   "; it must be ", NameOf(Normalizer::kSoftmax)));
+    return Invalid(normalizer, ", which has no ", name, "; it must be ",
+                   NameOf(Normalizer::kSoftmax));
   }
   if (p.folds) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(normalizer,
-                     ", which needs all keys at once; sections of the keys cannot be "
-                     "merged"));
+    return Invalid(normalizer,
+                   ", which needs all keys at once; sections of the keys cannot be "
+                   "merged");
   }
   return p.head_alpha ? CheckFp32OrQueryType(Role::kAlpha, *p.head_alpha, p, names)
                       : absl::OkStatus();
@@ -189,9 +180,8 @@ absl::Status CheckMask(Role role, const MaskShape& mask, const Problem& p,
                        const FieldNames& names) {
   const bool is_mask = role == Role::kMask;
   if (!IsFloat(mask.dtype) && !(is_mask && mask.dtype == DType::kBool)) {
-    return absl::InvalidArgumentError(absl::StrCat(names[role], " has type ", NameOf(mask.dtype),
-                                                   "; it must be ", is_mask ? "BOOL or " : "",
-                                                   "a float type"));
+    return Invalid(names[role], " has type ", NameOf(mask.dtype), "; it must be ",
+                   is_mask ? "BOOL or " : "", "a float type");
   }
   const std::array<int64_t, 4> full = {p.batch, p.query_heads, p.query_length, p.total_keys()};
   bool fits = mask.dims[3] == 1 || (mask.dims[3] >= 0 && mask.dims[3] <= full[3]);
@@ -199,18 +189,17 @@ absl::Status CheckMask(Role role, const MaskShape& mask, const Problem& p,
     fits = fits && (mask.dims[axis] == 1 || mask.dims[axis] == full[axis]);
   }
   if (fits) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      names[role], " [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
-      absl::StrJoin(full, ", "), "] = [batch, query heads, query length, past + key length]; ",
-      "only the last axis may be shorter"));
+  return Invalid(names[role], " [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
+                 absl::StrJoin(full, ", "),
+                 "] = [batch, query heads, query length, past + key length]; ",
+                 "only the last axis may be shorter");
 }
 
 absl::Status CheckAxis(Role role, absl::string_view axis, int64_t size, int64_t full,
                        const FieldNames& names) {
   if (size == 1 || size == full) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(names[role], " has ", axis, " ", size,
-                                                 "; it must be 1 or ", full, ", that of ",
-                                                 names[Role::kQ]));
+  return Invalid(names[role], " has ", axis, " ", size, "; it must be 1 or ", full, ", that of ",
+                 names[Role::kQ]);
 }
 
 absl::Status CheckBiasTable(const Problem& p, const FieldNames& names) {
@@ -218,26 +207,24 @@ absl::Status CheckBiasTable(const Problem& p, const FieldNames& names) {
   const int64_t buckets = p.bias_table->buckets;
   const int64_t least = p.is_bidirectional ? 4 : 2;
   if (buckets < least || buckets > kMaxAxis) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return Invalid(
         name, " has ", buckets, " buckets; it must have from ", least, " to 2^40",
-        p.is_bidirectional ? absl::StrCat(" if ", names[Attribute::kBidirectional]) : ""));
+        p.is_bidirectional ? absl::StrCat(" if ", names[Attribute::kBidirectional]) : "");
   }
   const int64_t exact = p.is_bidirectional ? buckets / 4 : buckets / 2;
   const int64_t max_distance = p.max_distance.value_or(kDefaultMaxDistance);
   if (max_distance > exact) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(names[Attribute::kMaxDistance], " is ",
-                                                 max_distance, "; it must be more than ", exact,
-                                                 ", the number of exact buckets of ", name));
+  return Invalid(names[Attribute::kMaxDistance], " is ", max_distance, "; it must be more than ",
+                 exact, ", the number of exact buckets of ", name);
 }
 
 // A table with an entry for each distance, clipped.
 absl::Status CheckClipped(Role role, DType dtype, int64_t heads, int64_t length, const Problem& p,
                           const FieldNames& names) {
-  absl::Status status = CheckFp32OrQueryType(role, dtype, p, names);
-  if (status.ok()) status = CheckAxis(role, "heads", heads, p.query_heads, names);
-  if (!status.ok() || (length % 2 == 1 && length >= 1 && length <= kMaxAxis)) return status;
-  return absl::InvalidArgumentError(
-      absl::StrCat(names[role], " has ", length, " distances; their number must be 2c + 1, odd"));
+  RAPT_RETURN_IF_ERROR(CheckFp32OrQueryType(role, dtype, p, names));
+  RAPT_RETURN_IF_ERROR(CheckAxis(role, "heads", heads, p.query_heads, names));
+  if (length % 2 == 1 && length >= 1 && length <= kMaxAxis) return absl::OkStatus();
+  return Invalid(names[role], " has ", length, " distances; their number must be 2c + 1, odd");
 }
 
 // The biases by distance.
@@ -251,27 +238,23 @@ absl::Status CheckRelative(const Problem& p, const FieldNames& names) {
   for (const auto& [name, is_given] : given) {
     if (!is_given) continue;
     if (!first.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(first, " and ", name, " are both set; at most one bias by distance may be"));
+      return Invalid(first, " and ", name, " are both set; at most one bias by distance may be");
     }
     first = name;
   }
-  absl::Status status;
   if (p.alibi_slopes) {
-    status = CheckFp32OrQueryType(Role::kAlibiSlopes, p.alibi_slopes->dtype, p, names);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckFp32OrQueryType(Role::kAlibiSlopes, p.alibi_slopes->dtype, p, names));
     return CheckAxis(Role::kAlibiSlopes, "batch", p.alibi_slopes->batch, p.batch, names);
   }
   if (p.bias_table) {
-    status = CheckFp32OrQueryType(Role::kBiasTable, p.bias_table->dtype, p, names);
-    if (status.ok()) status = CheckBiasTable(p, names);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckFp32OrQueryType(Role::kBiasTable, p.bias_table->dtype, p, names));
+    RAPT_RETURN_IF_ERROR(CheckBiasTable(p, names));
     return CheckVolume(names[Role::kBiasTable], {p.bias_table->buckets, p.query_heads, 1, 1});
   }
   if (p.relative_bias) {
     const RelativeBias& bias = *p.relative_bias;
-    status = CheckClipped(Role::kRelativeBias, bias.dtype, bias.heads, bias.length, p, names);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(
+        CheckClipped(Role::kRelativeBias, bias.dtype, bias.heads, bias.length, p, names));
     return CheckVolume(names[Role::kRelativeBias], {bias.heads, bias.length, 1, 1});
   }
   return absl::OkStatus();
@@ -279,14 +262,13 @@ absl::Status CheckRelative(const Problem& p, const FieldNames& names) {
 
 absl::Status CheckRelativeVectors(const Problem& p, const FieldNames& names) {
   if (p.relative_keys && p.is_additive()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        names[Role::kRelativeKeys], " and ", names[Role::kAdditiveWeight], " are both set; ",
-        names[Role::kRelativeKeys], " need scores that are dot products"));
+    return Invalid(names[Role::kRelativeKeys], " and ", names[Role::kAdditiveWeight],
+                   " are both set; ", names[Role::kRelativeKeys],
+                   " need scores that are dot products");
   }
   if (p.has_relative_query && !p.relative_keys) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[Role::kRelativeQuery], " is set but ", names[Role::kRelativeKeys],
-                     " is not; set both, because the one multiplies the other"));
+    return Invalid(names[Role::kRelativeQuery], " is set but ", names[Role::kRelativeKeys],
+                   " is not; set both, because the one multiplies the other");
   }
   // The most distances by which a backend may pad a table.
   constexpr int64_t kPadding = 64;
@@ -299,9 +281,8 @@ absl::Status CheckRelativeVectors(const Problem& p, const FieldNames& names) {
   for (const auto& [role, vectors, size] : tables) {
     if (!vectors) continue;
     const auto& [dtype, heads, length] = *vectors;
-    absl::Status status = CheckClipped(role, dtype, heads, length, p, names);
-    if (status.ok()) status = CheckVolume(names[role], {heads, length + kPadding, size, 1});
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckClipped(role, dtype, heads, length, p, names));
+    RAPT_RETURN_IF_ERROR(CheckVolume(names[role], {heads, length + kPadding, size, 1}));
   }
   return absl::OkStatus();
 }
@@ -316,9 +297,8 @@ absl::Status CheckAdditive(const Problem& p, const FieldNames& names) {
                                        " is dot_product; it must be additive"));
   }
   if (!p.additive_weight) return absl::OkStatus();
-  absl::Status status =
-      CheckFp32OrQueryType(Role::kAdditiveWeight, p.additive_weight->dtype, p, names);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(
+      CheckFp32OrQueryType(Role::kAdditiveWeight, p.additive_weight->dtype, p, names));
   return CheckAxis(Role::kAdditiveWeight, "heads", p.additive_weight->heads, p.query_heads, names);
 }
 
@@ -327,9 +307,8 @@ absl::Status CheckBlockMask(const Problem& p, const FieldNames& names) {
   for (const auto& [size, attribute] :
        {std::pair{p.block_q, Attribute::kBlockQ}, {p.block_k, Attribute::kBlockK}}) {
     if (size) continue;
-    return absl::InvalidArgumentError(absl::StrCat(names[Role::kBlockMask], " is set but ",
-                                                   names[attribute],
-                                                   " is not; set the size of its blocks"));
+    return Invalid(names[Role::kBlockMask], " is set but ", names[attribute],
+                   " is not; set the size of its blocks");
   }
   const std::array<int64_t, 4>& dims = *p.block_mask;
   const int64_t rows = CeilDiv(p.query_length, *p.block_q);
@@ -338,37 +317,34 @@ absl::Status CheckBlockMask(const Problem& p, const FieldNames& names) {
       dims[2] == rows && dims[3] == columns) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(names[Role::kBlockMask], " is [", absl::StrJoin(dims, ", "),
-                   "]; it must be [1 or ", p.batch, ", 1 or ", p.query_heads, ", ", rows, ", ",
-                   columns, "], for ", p.query_length, " queries in blocks of ", *p.block_q,
-                   " and ", p.total_keys(), " keys in blocks of ", *p.block_k));
+  return Invalid(names[Role::kBlockMask], " is [", absl::StrJoin(dims, ", "),
+                 "]; it must be [1 or ", p.batch, ", 1 or ", p.query_heads, ", ", rows, ", ",
+                 columns, "], for ", p.query_length, " queries in blocks of ", *p.block_q, " and ",
+                 p.total_keys(), " keys in blocks of ", *p.block_k);
 }
 
 absl::Status CheckSelected(const Problem& p, const FieldNames& names) {
   const SelectedIndices& selected = *p.selected;
   const absl::string_view name = names[Role::kSelectedIndices];
   if (selected.heads != 1 && selected.heads != p.kv_heads) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " has ", selected.heads,
-                                                   " heads; it must have 1 or ", p.kv_heads,
-                                                   ", the number of heads of ", names[Role::kK]));
+    return Invalid(name, " has ", selected.heads, " heads; it must have 1 or ", p.kv_heads,
+                   ", the number of heads of ", names[Role::kK]);
   }
   if (selected.count < 0 || selected.count > kMaxAxis) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has a last axis of ", selected.count, "; it must be from 0 to 2^40"));
+    return Invalid(name, " has a last axis of ", selected.count, "; it must be from 0 to 2^40");
   }
   // Of INT32, and not more than T positions can be used.
   constexpr int64_t kMostKeys = int64_t{1} << 31;
   if (p.total_keys() > kMostKeys) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is set, but there are ", p.total_keys(),
-                                                   " keys; INT32 numbers at most ", kMostKeys));
+    return Invalid(name, " is set, but there are ", p.total_keys(), " keys; INT32 numbers at most ",
+                   kMostKeys);
   }
   std::optional<int64_t> bytes = CheckedMul(p.batch, selected.heads);
   for (const int64_t axis : {p.query_length, selected.count, int64_t{32}}) {
     if (bytes) bytes = CheckedMul(*bytes, std::max<int64_t>(axis, 1));
   }
   if (bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the size of ", name, " overflows 64 bits"));
+  return Invalid("the size of ", name, " overflows 64 bits");
 }
 
 absl::Status CheckVisibility(const Problem& p, const FieldNames& names) {
@@ -377,8 +353,7 @@ absl::Status CheckVisibility(const Problem& p, const FieldNames& names) {
                                          {Role::kGlobalMask, p.has_global_mask}};
   for (const auto& [role, is_given] : whole) {
     if (!is_given || !p.section) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[role], " is not available for a part of a problem, as in a stream"));
+    return Invalid(names[role], " is not available for a part of a problem, as in a stream");
   }
   absl::Status status = CheckBlockMask(p, names);
   return status.ok() && p.selected ? CheckSelected(p, names) : status;
@@ -388,7 +363,7 @@ absl::Status CheckBackward(const Problem& p, const FieldNames& names) {
   if (!p.backward) return absl::OkStatus();
   const Backward& backward = *p.backward;
   if (p.score_output || p.wants_lse || p.wants_present || p.section || p.folds) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "the backward pass returns gradients only, of a whole problem: neither scores, lse nor "
         "present keys and values");
   }
@@ -396,36 +371,30 @@ absl::Status CheckBackward(const Problem& p, const FieldNames& names) {
   constexpr int64_t kParts = 32;
   constexpr int64_t kPadding = 64;
   const int64_t t = p.total_keys();
-  absl::Status status = CheckVolume("the sums of gradients by distance",
-                                    {p.batch, p.query_heads, p.query_length + t, kParts});
-  if (status.ok()) {
-    status = CheckVolume(
-        "the sums of gradients by key",
-        {p.batch, p.kv_heads, t, kParts * (std::max(p.head_size, p.value_head_size) + kPadding)});
-  }
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckVolume("the sums of gradients by distance",
+                                   {p.batch, p.query_heads, p.query_length + t, kParts}));
+  RAPT_RETURN_IF_ERROR(CheckVolume(
+      "the sums of gradients by key",
+      {p.batch, p.kv_heads, t, kParts * (std::max(p.head_size, p.value_head_size) + kPadding)}));
   if (backward.gradients.empty()) {
-    return absl::InvalidArgumentError("no gradient is wanted; at least one must be");
+    return Invalid("no gradient is wanted; at least one must be");
   }
   const std::pair<Role, bool> excluded[] = {{Role::kForwardLse, backward.has_forward},
                                             {Role::kLseGradient, backward.has_lse_gradient}};
   for (const auto& [role, is_given] : excluded) {
     if (!is_given || p.normalizer == Normalizer::kSoftmax) continue;
-    return absl::InvalidArgumentError(absl::StrCat(names[role], " is set, but ",
-                                                   names[Attribute::kNormalizer], " is ",
-                                                   NameOf(p.normalizer), ", which has no lse"));
+    return Invalid(names[role], " is set, but ", names[Attribute::kNormalizer], " is ",
+                   NameOf(p.normalizer), ", which has no lse");
   }
   const RoleSet inputs = InputTensorsOf(p);
   for (Role gradient : backward.gradients) {
     const Role input = InfoOf(gradient).gradient_of;
     if (!inputs.contains(input)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(names[gradient], " is wanted, but ", names[input], " is not given"));
+      return Invalid(names[gradient], " is wanted, but ", names[input], " is not given");
     }
     if (input != Role::kMask || IsFloat(p.mask->dtype)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[gradient], " is wanted, but ", names[input], " has type ",
-                     NameOf(p.mask->dtype), "; only a float type has a gradient"));
+    return Invalid(names[gradient], " is wanted, but ", names[input], " has type ",
+                   NameOf(p.mask->dtype), "; only a float type has a gradient");
   }
   return absl::OkStatus();
 }
@@ -461,37 +430,32 @@ absl::Status CheckPages(absl::string_view name, const TensorView& view) {
   };
   for (const auto& field : fields) {
     if (field.value >= field.least && field.value <= field.most) continue;
-    return absl::InvalidArgumentError(absl::StrCat(name, " has pages with ", field.name, " ",
-                                                   field.value, "; it must be from ", field.least,
-                                                   " to ", field.most));
+    return Invalid(name, " has pages with ", field.name, " ", field.value, "; it must be from ",
+                   field.least, " to ", field.most);
   }
   const int64_t last_row = paged.first_row + view.dims[2] - 1;
   const int64_t needed = last_row / paged.page_rows + 1;
   const std::optional<int64_t> before = CheckedMul(view.dims[0] - 1, paged.batch_pages);
   if (!before || *before > count - needed) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " has ", count, " pages; each of its ", view.dims[0], " batch rows needs ", needed,
-        ", with a distance of ", paged.batch_pages, " to those of the next"));
+    return Invalid(name, " has ", count, " pages; each of its ", view.dims[0], " batch rows needs ",
+                   needed, ", with a distance of ", paged.batch_pages, " to those of the next");
   }
   const auto null = std::find(paged.pages.begin(), paged.pages.end(), nullptr);
   if (null != paged.pages.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has a null page, number ", null - paged.pages.begin()));
+    return Invalid(name, " has a null page, number ", null - paged.pages.begin());
   }
   if (!BytesOfPage(view)) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " has strides ", view.strides[1], " and ",
-                                                   view.strides[2],
-                                                   " in a page; they must not be negative, and the "
-                                                   "bytes of a page must not overflow 64 bits"));
+    return Invalid(name, " has strides ", view.strides[1], " and ", view.strides[2],
+                   " in a page; they must not be negative, and the "
+                   "bytes of a page must not overflow 64 bits");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckSource(absl::string_view name, const TensorView& view, Source most) {
   if (view.source() > most) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is ", NameOf(view.source()),
-                                                   "; it must be strided",
-                                                   most == Source::kSliced ? " or sliced" : ""));
+    return Invalid(name, " is ", NameOf(view.source()), "; it must be strided",
+                   most == Source::kSliced ? " or sliced" : "");
   }
   return view.source() == Source::kPaged ? CheckPages(name, view) : absl::OkStatus();
 }
@@ -500,20 +464,17 @@ absl::Status CheckView(absl::string_view name, const TensorView& view, DType dty
                        const std::array<int64_t, 4>& dims, bool contiguous_rows,
                        Source source = Source::kStrided) {
   if (view.dtype != dtype) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has type ", NameOf(view.dtype), "; it must be ", NameOf(dtype)));
+    return Invalid(name, " has type ", NameOf(view.dtype), "; it must be ", NameOf(dtype));
   }
   if (view.dims != dims) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is [", absl::StrJoin(view.dims, ", "),
-                                                   "]; it must be [", absl::StrJoin(dims, ", "),
-                                                   "]"));
+    return Invalid(name, " is [", absl::StrJoin(view.dims, ", "), "]; it must be [",
+                   absl::StrJoin(dims, ", "), "]");
   }
   if (view.has_elements() && !view.present()) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " has no data"));
+    return Invalid(name, " has no data");
   }
   if (contiguous_rows && dims[3] > 1 && view.strides[3] != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has stride ", view.strides[3], " on its last axis; it must be 1"));
+    return Invalid(name, " has stride ", view.strides[3], " on its last axis; it must be 1");
   }
   return view.has_elements() ? CheckSource(name, view, source) : absl::OkStatus();
 }
@@ -547,10 +508,9 @@ absl::Status CheckState(const Problem& p, const Arguments::State& state) {
   const std::array<int64_t, 4> rows = {p.batch, p.query_heads, p.query_length, 1};
   std::array<int64_t, 4> values = rows;
   values[3] = p.value_head_size;
-  absl::Status status = CheckView("state.output", AsConst(state.output), dtype, values, true);
-  if (status.ok()) status = CheckView("state.max", AsConst(state.max), dtype, rows, true);
-  if (status.ok()) status = CheckView("state.sum", AsConst(state.sum), dtype, rows, true);
-  return status;
+  RAPT_RETURN_IF_ERROR(CheckView("state.output", AsConst(state.output), dtype, values, true));
+  RAPT_RETURN_IF_ERROR(CheckView("state.max", AsConst(state.max), dtype, rows, true));
+  return CheckView("state.sum", AsConst(state.sum), dtype, rows, true);
 }
 
 }  // namespace
@@ -576,19 +536,18 @@ Section SectionOrFull(const Problem& p) {
 }
 
 absl::Status Validate(const Problem& problem, const FieldNames& names) {
-  absl::Status status = CheckAxes(problem, names);
-  if (status.ok()) status = CheckVolumes(problem, names);
-  if (status.ok()) status = CheckAttributes(problem, names);
-  if (status.ok() && problem.mask) status = CheckMask(Role::kMask, *problem.mask, problem, names);
-  if (status.ok() && problem.bias) status = CheckMask(Role::kBias, *problem.bias, problem, names);
-  if (status.ok()) status = CheckRelative(problem, names);
-  if (status.ok()) status = CheckRelativeVectors(problem, names);
-  if (status.ok()) status = CheckRotary(problem, names);
-  if (status.ok()) status = CheckAdditive(problem, names);
-  if (status.ok()) status = CheckNormalizer(problem, names);
-  if (status.ok()) status = CheckVisibility(problem, names);
-  if (status.ok()) status = CheckBackward(problem, names);
-  return status;
+  RAPT_RETURN_IF_ERROR(CheckAxes(problem, names));
+  RAPT_RETURN_IF_ERROR(CheckVolumes(problem, names));
+  RAPT_RETURN_IF_ERROR(CheckAttributes(problem, names));
+  if (problem.mask) RAPT_RETURN_IF_ERROR(CheckMask(Role::kMask, *problem.mask, problem, names));
+  if (problem.bias) RAPT_RETURN_IF_ERROR(CheckMask(Role::kBias, *problem.bias, problem, names));
+  RAPT_RETURN_IF_ERROR(CheckRelative(problem, names));
+  RAPT_RETURN_IF_ERROR(CheckRelativeVectors(problem, names));
+  RAPT_RETURN_IF_ERROR(CheckRotary(problem, names));
+  RAPT_RETURN_IF_ERROR(CheckAdditive(problem, names));
+  RAPT_RETURN_IF_ERROR(CheckNormalizer(problem, names));
+  RAPT_RETURN_IF_ERROR(CheckVisibility(problem, names));
+  return CheckBackward(problem, names);
 }
 
 namespace {
@@ -612,25 +571,22 @@ TensorView ValuesOf(const Problem& p, const Arguments& a) {
 
 absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNames& names) {
   for (Role role : InputTensorsOf(p)) {
-    absl::Status status = CheckRole(role, p, a.inputs[role], names);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckRole(role, p, a.inputs[role], names));
   }
-  if (absl::Status status = ValidateAlphas(p, a, names); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ValidateAlphas(p, a, names));
   return ValidateKeyLengths(p, a.key_lengths, names);
 }
 
 absl::Status ValidatePositions(const Problem& p, const Arguments& a, const FieldNames& names) {
-  absl::Status status = CheckPositionIds(Role::kPositionIds, p, a, names);
-  return status.ok() ? CheckPositionIds(Role::kKeyPositionIds, p, a, names) : status;
+  RAPT_RETURN_IF_ERROR(CheckPositionIds(Role::kPositionIds, p, a, names));
+  return CheckPositionIds(Role::kKeyPositionIds, p, a, names);
 }
 
 absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& names) {
-  absl::Status status = ValidateInputs(p, a, names);
-  if (status.ok() && p.folds) status = CheckState(p, a.state);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ValidateInputs(p, a, names));
+  if (p.folds) RAPT_RETURN_IF_ERROR(CheckState(p, a.state));
   for (Role role : OutputsOf(p)) {
-    status = CheckRole(role, p, AsConst(a.outputs[role]), names);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckRole(role, p, AsConst(a.outputs[role]), names));
   }
   return absl::OkStatus();
 }
@@ -639,8 +595,7 @@ absl::Status ValidateAlphas(const Problem& p, const Arguments& a, const FieldNam
   const AttributeInfo& info = Attributes()[static_cast<size_t>(Attribute::kAlpha)];
   for (int64_t h = 0; p.head_alpha && h < p.query_heads; ++h) {
     const double alpha = LoadElement(a.inputs[Role::kAlpha].Row(h, 0, 0), *p.head_alpha, 0);
-    absl::Status status = CheckRange(info, alpha, absl::StrCat(names[Role::kAlpha], "[", h, "]"));
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckRange(info, alpha, absl::StrCat(names[Role::kAlpha], "[", h, "]")));
   }
   return absl::OkStatus();
 }
@@ -648,15 +603,13 @@ absl::Status ValidateAlphas(const Problem& p, const Arguments& a, const FieldNam
 absl::Status CheckLengths(absl::string_view name, absl::Span<const int64_t> lengths, int64_t batch,
                           absl::string_view length_name, int64_t length) {
   if (static_cast<int64_t>(lengths.size()) != batch) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " has ", lengths.size(),
-                                                   " elements; it must have one for each of the ",
-                                                   batch, " batch rows"));
+    return Invalid(name, " has ", lengths.size(), " elements; it must have one for each of the ",
+                   batch, " batch rows");
   }
   for (size_t b = 0; b < lengths.size(); ++b) {
     if (lengths[b] >= 0 && lengths[b] <= length) continue;
-    return absl::InvalidArgumentError(absl::StrCat(name, "[", b, "] is ", lengths[b],
-                                                   "; it must be from 0 to the ", length_name, " ",
-                                                   length));
+    return Invalid(name, "[", b, "] is ", lengths[b], "; it must be from 0 to the ", length_name,
+                   " ", length);
   }
   return absl::OkStatus();
 }
@@ -664,9 +617,9 @@ absl::Status CheckLengths(absl::string_view name, absl::Span<const int64_t> leng
 absl::Status ValidateKeyLengths(const Problem& p, absl::Span<const int64_t> lengths,
                                 const FieldNames& names) {
   if (!p.has_key_lengths) return absl::OkStatus();
-  absl::Status status = CheckLengths(names[Role::kKeyLengths], lengths, p.batch, "key length",
-                                     p.section ? p.section->key_length : p.key_length);
-  return status.ok() ? CheckQueryPositions(p, lengths, names) : status;
+  RAPT_RETURN_IF_ERROR(CheckLengths(names[Role::kKeyLengths], lengths, p.batch, "key length",
+                                    p.section ? p.section->key_length : p.key_length));
+  return CheckQueryPositions(p, lengths, names);
 }
 
 namespace {

@@ -15,6 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "attention/attributes.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -133,8 +135,7 @@ absl::StatusOr<Problem> ParseProblem(absl::string_view text) {
     }
   }
   if (!why) return problem;
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", absl::StripAsciiWhitespace(text), "' ", *why));
+  return Invalid("'", absl::StripAsciiWhitespace(text), "' ", *why);
 }
 
 }  // namespace
@@ -142,9 +143,8 @@ absl::StatusOr<Problem> ParseProblem(absl::string_view text) {
 absl::StatusOr<std::vector<Problem>> ParseProblems(absl::string_view text) {
   std::vector<Problem> problems;
   for (const absl::string_view one : absl::StrSplit(text, ',')) {
-    absl::StatusOr<Problem> problem = ParseProblem(one);
-    if (!problem.ok()) return problem.status();
-    problems.push_back(*std::move(problem));
+    RAPT_ASSIGN_OR_RETURN(Problem problem, ParseProblem(one));
+    problems.push_back(std::move(problem));
   }
   return problems;
 }

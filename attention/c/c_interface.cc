@@ -22,7 +22,9 @@
 #include "attention/mechanism/linear/linear_attention.h"
 #include "attention/mechanism/lsh/lsh_attention.h"
 #include "base/aligned_buffer.h"
+#include "base/invalid.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "base/version.h"
 
@@ -57,6 +59,7 @@ namespace {
 
 using rapt::Alignment;
 using rapt::DType;
+using rapt::Invalid;
 using rapt::Normalizer;
 using rapt::ScoreFunction;
 using rapt::ScoreOutput;
@@ -255,7 +258,7 @@ rapt_code Guarded(MessageBuffer message, Body body) {
 absl::Status CheckNotNull(
     std::initializer_list<std::pair<absl::string_view, const void*>> pointers) {
   for (const auto& [name, pointer] : pointers) {
-    if (pointer == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
+    if (pointer == nullptr) return Invalid(name, " is null");
   }
   return absl::OkStatus();
 }
@@ -264,12 +267,11 @@ absl::Status CheckNotNull(
 // 0. A larger one comes from a newer caller, and the fields unknown here must be 0.
 template <typename Struct>
 absl::Status Adopt(absl::string_view name, const Struct* theirs, Struct& ours) {
-  if (absl::Status status = CheckNotNull({{name, theirs}}); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{name, theirs}}));
   const size_t size = theirs->struct_size;
   constexpr size_t kLargest = 1 << 16;
   if (size < sizeof(size) || size > kLargest) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, "->struct_size is ", size, "; it must be ", sizeof(Struct)));
+    return Invalid(name, "->struct_size is ", size, "; it must be ", sizeof(Struct));
   }
   const char* bytes = reinterpret_cast<const char*>(theirs);
   const size_t known = std::min(size, sizeof(Struct));
@@ -283,8 +285,7 @@ absl::Status Adopt(absl::string_view name, const Struct* theirs, Struct& ours) {
 
 absl::Status CheckEnum(absl::string_view name, int32_t value, int32_t least, int32_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
+  return Invalid(name, " is ", value, "; it must be from ", least, " to ", most);
 }
 
 // The type of a tensor that is absent if 0.
@@ -293,21 +294,20 @@ absl::Status CheckType(absl::string_view name, int32_t dtype, int32_t most = RAP
 }
 
 absl::Status CheckEnums(const rapt_problem& p) {
-  absl::Status status = CheckEnum("dtype", p.dtype, RAPT_FP32, RAPT_FP64);
-  if (status.ok()) status = CheckEnum("alignment", p.alignment, RAPT_TOP_LEFT, RAPT_ONNX);
-  if (status.ok()) status = CheckType("mask_dtype", p.mask_dtype, RAPT_BOOL);
-  if (status.ok()) status = CheckType("bias_dtype", p.bias_dtype);
-  if (status.ok()) status = CheckType("head_sink_dtype", p.head_sink_dtype);
-  if (status.ok()) status = CheckType("alibi_slopes_dtype", p.alibi_slopes_dtype);
-  if (status.ok()) status = CheckType("bias_table_dtype", p.bias_table_dtype);
-  if (status.ok()) status = CheckType("relative_bias_dtype", p.relative_bias_dtype);
-  if (status.ok()) status = CheckType("relative_keys_dtype", p.relative_keys_dtype);
-  if (status.ok()) status = CheckType("relative_values_dtype", p.relative_values_dtype);
-  if (status.ok()) status = CheckType("rotary_cache_dtype", p.rotary_cache_dtype);
-  if (status.ok()) status = CheckType("additive_weight_dtype", p.additive_weight_dtype);
-  if (status.ok()) status = CheckType("head_alpha_dtype", p.head_alpha_dtype);
-  if (status.ok()) status = CheckEnum("score_output", p.score_output, RAPT_NO_SCORES, RAPT_WEIGHTS);
-  return status;
+  RAPT_RETURN_IF_ERROR(CheckEnum("dtype", p.dtype, RAPT_FP32, RAPT_FP64));
+  RAPT_RETURN_IF_ERROR(CheckEnum("alignment", p.alignment, RAPT_TOP_LEFT, RAPT_ONNX));
+  RAPT_RETURN_IF_ERROR(CheckType("mask_dtype", p.mask_dtype, RAPT_BOOL));
+  RAPT_RETURN_IF_ERROR(CheckType("bias_dtype", p.bias_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("head_sink_dtype", p.head_sink_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("alibi_slopes_dtype", p.alibi_slopes_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("bias_table_dtype", p.bias_table_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("relative_bias_dtype", p.relative_bias_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("relative_keys_dtype", p.relative_keys_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("relative_values_dtype", p.relative_values_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("rotary_cache_dtype", p.rotary_cache_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("additive_weight_dtype", p.additive_weight_dtype));
+  RAPT_RETURN_IF_ERROR(CheckType("head_alpha_dtype", p.head_alpha_dtype));
+  return CheckEnum("score_output", p.score_output, RAPT_NO_SCORES, RAPT_WEIGHTS);
 }
 
 DType TypeOf(int32_t dtype) { return FromC<DType>(dtype, RAPT_FP32); }
@@ -317,17 +317,15 @@ absl::Status ReadAttribute(const AttributeFields& fields, const rapt_problem& c,
   const rapt::AttributeInfo& info = rapt::Attributes()[static_cast<size_t>(fields.attribute)];
   const auto read = [&](auto at, const auto& field) -> absl::Status {
     if (info.absent && c.*at <= *info.absent) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(info.c, " is ", c.*at, "; it must be at least ", *info.absent + 1));
+      return Invalid(info.c, " is ", c.*at, "; it must be at least ", *info.absent + 1);
     }
     auto& out = p.*field.problem;
     using Value = std::decay_t<decltype(out)>;
     if constexpr (std::is_enum_v<Value>) {
       const auto value = static_cast<int64_t>(c.*at);
       if (value < 0 || value >= static_cast<int64_t>(info.choices.size())) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(info.c, " is ", value, "; it must be from 0 to ", info.choices.size() - 1,
-                         ", ", info.allowed));
+        return Invalid(info.c, " is ", value, "; it must be from 0 to ", info.choices.size() - 1,
+                       ", ", info.allowed);
       }
       out = static_cast<Value>(value);
     } else if constexpr (std::is_same_v<Value, std::optional<bool>>) {
@@ -423,14 +421,13 @@ void SetBlockMask(const rapt_problem& c, rapt::Problem& p) {
 absl::Status SetBackward(const rapt_problem& c, rapt::Problem& p) {
   constexpr uint64_t kAll = (uint64_t{1} << rapt::kGradients.size()) - 1;
   if ((c.gradients & ~kAll) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "gradients is ", c.gradients, "; it must be bits of rapt_gradient, up to ", kAll));
+    return Invalid("gradients is ", c.gradients, "; it must be bits of rapt_gradient, up to ",
+                   kAll);
   }
   if (c.gradients == 0) {
     if (c.has_forward == 0 && c.has_lse_gradient == 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(c.has_forward != 0 ? "has_forward" : "has_lse_gradient",
-                     " is set, but gradients is 0; only the backward pass has such an input"));
+    return Invalid(c.has_forward != 0 ? "has_forward" : "has_lse_gradient",
+                   " is set, but gradients is 0; only the backward pass has such an input");
   }
   rapt::Backward& backward = p.backward.emplace();
   backward.has_forward = c.has_forward != 0;
@@ -442,16 +439,14 @@ absl::Status SetBackward(const rapt_problem& c, rapt::Problem& p) {
 }
 
 absl::StatusOr<rapt::Problem> ValidProblem(const rapt_problem& c) {
-  absl::Status status = CheckEnums(c);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckEnums(c));
   rapt::Problem problem = ProblemOf(c);
   for (const AttributeFields& fields : kAttributeFields) {
-    if (status.ok()) status = ReadAttribute(fields, c, problem);
+    RAPT_RETURN_IF_ERROR(ReadAttribute(fields, c, problem));
   }
-  if (status.ok()) status = SetBackward(c, problem);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(SetBackward(c, problem));
   if (c.has_block_mask != 0) SetBlockMask(c, problem);
-  if (status = Validate(problem, rapt::kCNames); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(problem, rapt::kCNames));
   return problem;
 }
 
@@ -488,39 +483,33 @@ rapt::Arguments ArgumentsOf(const rapt::Problem& p, const rapt_arguments& c) {
 
 absl::StatusOr<rapt::PlanOptions> ValidOptions(const rapt_context_options& c) {
   if (c.threads < 1 || c.threads > kMaxThreads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("threads is ", c.threads, "; it must be from 1 to ", kMaxThreads));
+    return Invalid("threads is ", c.threads, "; it must be from 1 to ", kMaxThreads);
   }
   rapt::PlanOptions options;
   options.threads = static_cast<int>(c.threads);
   if (c.backend != nullptr) options.backend = c.backend;
   if (c.isa != nullptr) options.isa = c.isa;
-  if (absl::Status status = Validate(options); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(options));
   return options;
 }
 
 absl::Status CreateContext(const rapt_context_options* theirs, rapt_context** context) {
   rapt_context_options c = {};
-  absl::Status status = Adopt("options", theirs, c);
-  if (status.ok()) status = CheckNotNull({{"context", context}});
-  if (!status.ok()) return status;
-  absl::StatusOr<rapt::PlanOptions> options = ValidOptions(c);
-  if (!options.ok()) return options.status();
-  *context = new rapt_context(*std::move(options));
+  RAPT_RETURN_IF_ERROR(Adopt("options", theirs, c));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}}));
+  RAPT_ASSIGN_OR_RETURN(rapt::PlanOptions options, ValidOptions(c));
+  *context = new rapt_context(std::move(options));
   return absl::OkStatus();
 }
 
 absl::Status CreatePlan(const rapt_context* context, const rapt_problem* theirs, rapt_plan** plan) {
   rapt_problem c = {};
-  absl::Status status = Adopt("problem", theirs, c);
-  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
-  if (!status.ok()) return status;
-  const absl::StatusOr<rapt::Problem> problem = ValidProblem(c);
-  if (!problem.ok()) return problem.status();
-  absl::StatusOr<rapt::Plan> made = MakePlan(*problem, context->options);
-  if (!made.ok()) return made.status();
-  std::string description = made->Describe();
-  *plan = new rapt_plan{*std::move(made), std::move(description)};
+  RAPT_RETURN_IF_ERROR(Adopt("problem", theirs, c));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
+  RAPT_ASSIGN_OR_RETURN(const rapt::Problem problem, ValidProblem(c));
+  RAPT_ASSIGN_OR_RETURN(rapt::Plan made, MakePlan(problem, context->options));
+  std::string description = made.Describe();
+  *plan = new rapt_plan{std::move(made), std::move(description)};
   return absl::OkStatus();
 }
 
@@ -536,25 +525,22 @@ absl::Span<std::byte> WorkspaceOf(rapt_context* context, const rapt::Plan& plan,
 
 absl::Status CheckKind(const rapt_plan& plan, const PlanKind& kind) {
   if (plan.kind == &kind) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("plan is of ", plan.kind->name, "; ", plan.kind->run, " runs it"));
+  return Invalid("plan is of ", plan.kind->name, "; ", plan.kind->run, " runs it");
 }
 
 absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_arguments* theirs,
                      void* workspace, size_t workspace_bytes) {
   rapt_arguments c = {};
-  absl::Status status = Adopt("arguments", theirs, c);
-  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
-  if (!status.ok()) return status;
-  if (status = CheckKind(*plan, kAttentionPlan); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Adopt("arguments", theirs, c));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
+  RAPT_RETURN_IF_ERROR(CheckKind(*plan, kAttentionPlan));
   const rapt::Problem& problem = plan->plan.problem;
   if (problem.has_key_lengths && problem.batch > 0) {
-    status = CheckNotNull({{"key_lengths", c.key_lengths}});
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckNotNull({{"key_lengths", c.key_lengths}}));
   }
   const rapt::Arguments arguments = ArgumentsOf(problem, c);
   // Run() checks them as well, but with the operator's names.
-  if (status = Validate(problem, arguments, rapt::kCNames); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(problem, arguments, rapt::kCNames));
   rapt::MutexLock lock(context->running);
   return Run(plan->plan, arguments, WorkspaceOf(context, plan->plan, workspace, workspace_bytes),
              context->pool);
@@ -574,8 +560,7 @@ struct Number {
 absl::Status CheckNumbers(std::initializer_list<Number> numbers) {
   for (const auto& [name, value, least, most] : numbers) {
     if (value >= least && value <= most) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
+    return Invalid(name, " is ", value, "; it must be from ", least, " to ", most);
   }
   return absl::OkStatus();
 }
@@ -586,11 +571,10 @@ absl::Status CreateOperatorPlan(const rapt_context& context, const PlanKind& kin
                                 absl::StatusOr<std::shared_ptr<const rapt::TensorOperator>> op,
                                 rapt_plan** plan) {
   if (!op.ok()) return op.status();
-  absl::StatusOr<rapt::Plan> made = MakePlan(**op, context.options);
-  if (!made.ok()) return made.status();
-  std::string description = made->Describe();
+  RAPT_ASSIGN_OR_RETURN(rapt::Plan made, MakePlan(**op, context.options));
+  std::string description = made.Describe();
   *plan =
-      new rapt_plan{*std::move(made), std::move(description), &kind, *std::move(op), call.inputs};
+      new rapt_plan{std::move(made), std::move(description), &kind, *std::move(op), call.inputs};
   return absl::OkStatus();
 }
 
@@ -629,7 +613,7 @@ class OperatorArguments {
   void Check(const std::optional<rapt::TensorSpec>& spec, absl::string_view name,
              const void* data) {
     if (!spec || !HasElements(*spec) || data != nullptr || !status_.ok()) return;
-    status_ = absl::InvalidArgumentError(absl::StrCat(name, " is null"));
+    status_ = Invalid(name, " is null");
   }
 
   const rapt_plan& plan_;
@@ -657,7 +641,7 @@ constexpr std::pair<Role, void * rapt_linear_arguments::*> kLinearOutputs[] = {
 };
 
 absl::Status CheckLinearNumbers(const rapt_linear_problem& c) {
-  absl::Status status = CheckNumbers({
+  RAPT_RETURN_IF_ERROR(CheckNumbers({
       {"dtype", c.dtype, RAPT_FP32, RAPT_FP64},
       {"update_rule", c.update_rule, RAPT_GATED_DELTA, RAPT_DELTA},
       {"batch", c.batch, 0, kMostCount},
@@ -674,12 +658,11 @@ absl::Status CheckLinearNumbers(const rapt_linear_problem& c) {
       {"projection_dtype", c.projection_dtype, 0, RAPT_FP64},
       {"reserved", c.reserved, 0, 0},
       {"num_features", c.num_features, 0, kMostSize},
-  });
-  if (!status.ok()) return status;
+  }));
   // CheckNumbers() has refused 0. NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
   if (c.query_heads % c.kv_heads == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "query_heads is ", c.query_heads, "; it must be a multiple of kv_heads, ", c.kv_heads));
+  return Invalid("query_heads is ", c.query_heads, "; it must be a multiple of kv_heads, ",
+                 c.kv_heads);
 }
 
 rapt::LinearRule RuleOf(int32_t rule) {
@@ -742,10 +725,9 @@ rapt::LinearAttentionCall LinearCallOf(const rapt_linear_problem& c) {
 absl::Status CreateLinearPlan(const rapt_context* context, const rapt_linear_problem* theirs,
                               rapt_plan** plan) {
   rapt_linear_problem c = {};
-  absl::Status status = Adopt("problem", theirs, c);
-  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
-  if (status.ok()) status = CheckLinearNumbers(c);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Adopt("problem", theirs, c));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
+  RAPT_RETURN_IF_ERROR(CheckLinearNumbers(c));
   const rapt::LinearAttentionCall call = LinearCallOf(c);
   return CreateOperatorPlan(*context, kLinearPlan, call, MakeLinearAttention(call), plan);
 }
@@ -754,10 +736,9 @@ absl::Status RunLinearPlan(rapt_context* context, const rapt_plan* plan,
                            const rapt_linear_arguments* theirs, void* workspace,
                            size_t workspace_bytes) {
   rapt_linear_arguments c = {};
-  absl::Status status = Adopt("arguments", theirs, c);
-  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
-  if (!status.ok()) return status;
-  if (status = CheckKind(*plan, kLinearPlan); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Adopt("arguments", theirs, c));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
+  RAPT_RETURN_IF_ERROR(CheckKind(*plan, kLinearPlan));
   OperatorArguments tensors(*plan);
   const auto name = rapt::linear::NameOf;
   for (const auto& [role, field] : kLinearInputs) tensors.Add(role, name(role), c.*field);
@@ -822,10 +803,9 @@ rapt::LshAttentionCall LshCallOf(const rapt_lsh_problem& c) {
 absl::Status CreateLshPlan(const rapt_context* context, const rapt_lsh_problem* theirs,
                            rapt_plan** plan) {
   rapt_lsh_problem c = {};
-  absl::Status status = Adopt("problem", theirs, c);
-  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
-  if (status.ok()) status = CheckLshNumbers(c);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Adopt("problem", theirs, c));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
+  RAPT_RETURN_IF_ERROR(CheckLshNumbers(c));
   const rapt::LshAttentionCall call = LshCallOf(c);
   return CreateOperatorPlan(*context, kLshPlan, call, MakeLshAttention(call), plan);
 }
@@ -833,10 +813,9 @@ absl::Status CreateLshPlan(const rapt_context* context, const rapt_lsh_problem* 
 absl::Status RunLshPlan(rapt_context* context, const rapt_plan* plan,
                         const rapt_lsh_arguments* theirs, void* workspace, size_t workspace_bytes) {
   rapt_lsh_arguments c = {};
-  absl::Status status = Adopt("arguments", theirs, c);
-  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
-  if (!status.ok()) return status;
-  if (status = CheckKind(*plan, kLshPlan); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Adopt("arguments", theirs, c));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
+  RAPT_RETURN_IF_ERROR(CheckKind(*plan, kLshPlan));
   OperatorArguments tensors(*plan);
   tensors.Add(Role::kQ, "query", c.query);
   tensors.Add(Role::kK, "key", c.key);

@@ -7,6 +7,7 @@
 
 #include "attention/attention.h"
 #include "base/aligned_buffer.h"
+#include "base/status_macros.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -117,9 +118,8 @@ absl::StatusOr<CostModel::Device> MeasureDevice(const DeviceSamples& samples, St
   std::vector<double> seconds;
   std::vector<Work> works;
   for (const Problem& problem : samples.all()) {
-    const absl::StatusOr<double> one = seconds_of(problem);
-    if (!one.ok()) return one.status();
-    seconds.push_back(*one);
+    RAPT_ASSIGN_OR_RETURN(const double one, seconds_of(problem));
+    seconds.push_back(one);
     works.push_back(work_of(problem));
   }
   enum { kTiny, kWindowed, kInAllLanes, kFull, kFullFp32 };
@@ -148,14 +148,12 @@ absl::StatusOr<CostModel::Cpu> MeasureCpu(int threads, Stopwatch seconds_of, Wor
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     const Problem prefill =
         SampleOf(dtype, 1, kHeadsPerThread * threads, kPrefillLength, kPrefillLength);
-    const absl::StatusOr<double> seconds = seconds_of(prefill);
-    if (!seconds.ok()) return seconds.status();
-    cpu.flops_per_second[IndexOf(dtype)] = work_of(prefill).flops / *seconds;
+    RAPT_ASSIGN_OR_RETURN(const double seconds, seconds_of(prefill));
+    cpu.flops_per_second[IndexOf(dtype)] = work_of(prefill).flops / seconds;
   }
   const Problem decode = SampleOf(DType::kBFloat16, 1, kDecodeHeads, 1, kDecodeLength);
-  const absl::StatusOr<double> seconds = seconds_of(decode);
-  if (!seconds.ok()) return seconds.status();
-  cpu.bytes_per_second = work_of(decode).bytes / *seconds;
+  RAPT_ASSIGN_OR_RETURN(const double seconds, seconds_of(decode));
+  cpu.bytes_per_second = work_of(decode).bytes / seconds;
   return cpu;
 }
 
@@ -179,9 +177,7 @@ absl::StatusOr<double> SecondsOf(const Plan& plan, ThreadPool& pool, const Clock
   for (int run = 0; run < 1 + kRuns; ++run) {
     if (!go_on()) return absl::CancelledError("the measurement was interrupted by a signal");
     const Instant begin = clock.Now();
-    if (absl::Status status = Run(plan, arguments, workspace.span(), pool); !status.ok()) {
-      return status;
-    }
+    RAPT_RETURN_IF_ERROR(Run(plan, arguments, workspace.span(), pool));
     if (fallback != nullptr) return absl::UnavailableError("a fallback computed the sample");
     if (run > 0) best = std::min<std::chrono::nanoseconds>(best, clock.Now() - begin);  // warm
   }

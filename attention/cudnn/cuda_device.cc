@@ -13,6 +13,7 @@
 #include "attention/cudnn/library.h"
 #include "attention/cudnn/probe.h"
 #include "attention/cudnn/staging.h"
+#include "base/status_macros.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -45,9 +46,7 @@ class CudaLane final : public Lane {
                               runtime_.StreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     }
     if (!status.ok()) return status;
-    absl::StatusOr<std::unique_ptr<Stream>> cudnn = library_.OpenStream(stream_);
-    if (!cudnn.ok()) return cudnn.status();
-    cudnn_ = *std::move(cudnn);
+    RAPT_ASSIGN_OR_RETURN(cudnn_, library_.OpenStream(stream_));
     return absl::OkStatus();
   }
 
@@ -117,16 +116,14 @@ class CudaDevice final : public Device {
   }
 
   static absl::StatusOr<std::unique_ptr<Device>> Open(const CudaOptions& options) {
-    const absl::StatusOr<const Library*> library = Library::Load(options.libraries);
-    if (!library.ok()) return library.status();
-    const absl::StatusOr<CudaRuntime> runtime = FindCudaRuntime(**library);
-    if (!runtime.ok()) return runtime.status();
+    RAPT_ASSIGN_OR_RETURN(const Library* const library, Library::Load(options.libraries));
+    RAPT_ASSIGN_OR_RETURN(const CudaRuntime runtime, FindCudaRuntime(*library));
     int devices = 0;
-    absl::Status status = runtime->Check("no GPU", runtime->GetDeviceCount(&devices));
+    absl::Status status = runtime.Check("no GPU", runtime.GetDeviceCount(&devices));
     if (status.ok() && devices == 0) status = absl::UnavailableError("no GPU");
     if (!status.ok()) return absl::FailedPreconditionError(status.message());
-    auto device = std::unique_ptr<CudaDevice>(new CudaDevice(**library, *runtime, options));
-    if (status = device->Start(); !status.ok()) return status;
+    auto device = std::unique_ptr<CudaDevice>(new CudaDevice(*library, runtime, options));
+    RAPT_RETURN_IF_ERROR(device->Start());
     return device;
   }
 
@@ -143,8 +140,8 @@ class CudaDevice final : public Device {
   absl::Status Restart() override {
     for (const auto& lane : lanes_) lane->Close();
     shared_memory_.Invalidate();
-    absl::Status status = runtime_.Check("resetting", runtime_.DeviceReset());
-    return status.ok() ? AllocateAll() : status;
+    RAPT_RETURN_IF_ERROR(runtime_.Check("resetting", runtime_.DeviceReset()));
+    return AllocateAll();
   }
 
   absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view raw_handle,
@@ -165,11 +162,8 @@ class CudaDevice final : public Device {
   }
 
   absl::Status Start() {
-    absl::Status status = runtime_.Check("the GPU", runtime_.SetDevice(0));
-    if (!status.ok()) return status;
-    absl::StatusOr<std::string> properties = library_.Describe(0);
-    if (!properties.ok()) return properties.status();
-    properties_ = *std::move(properties);
+    RAPT_RETURN_IF_ERROR(runtime_.Check("the GPU", runtime_.SetDevice(0)));
+    RAPT_ASSIGN_OR_RETURN(properties_, library_.Describe(0));
     kind_ = absl::StrCat(
         library_.version(), " ",
         absl::StrReplaceAll(properties_, {{"\n", ""}}));  // must be one line of a plan file
@@ -209,8 +203,7 @@ absl::Status Try(CudaOptions options) {
   options.lanes = 1;
   options.memory_bytes = kTrialBytes;
   options.page_memory_bytes = 0;
-  absl::StatusOr<std::unique_ptr<Device>> device = CudaDevice::Open(options);
-  if (!device.ok()) return device.status();
+  RAPT_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, CudaDevice::Open(options));
   const Problem problem{.dtype = DType::kBFloat16,
                         .batch = 1,
                         .query_heads = 1,
@@ -220,8 +213,7 @@ absl::Status Try(CudaOptions options) {
                         .head_size = 64,
                         .value_head_size = 64};
   const SdpaGraph graph = GraphOf(problem);
-  const absl::StatusOr<CompiledPlan> plan = (*device)->Compile(graph);
-  if (!plan.ok()) return plan.status();
+  RAPT_ASSIGN_OR_RETURN(const CompiledPlan plan, device->Compile(graph));
   constexpr uint16_t kOne = 0x3f80;
   const std::vector<uint16_t> ones(8 * 64, kOne);
   const auto view = [&](int64_t rows) {
@@ -232,11 +224,11 @@ absl::Status Try(CudaOptions options) {
   Arguments arguments;
   arguments.inputs[Role::kQ] = view(8);
   arguments.inputs[Role::kK] = arguments.inputs[Role::kV] = view(1);
-  Lane& lane = (*device)->lane(0);
+  Lane& lane = device->lane(0);
   const Part part{&problem, &arguments};
   const Staging staging(graph, {&part, 1});
   staging.StageInputs(lane.host().data());
-  if (absl::Status status = lane.Run(graph, *plan, staging.layout()); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(lane.Run(graph, plan, staging.layout()));
   if (std::memcmp(lane.host().data() + staging.layout().output, ones.data(),
                   8 * 64 * sizeof(kOne)) == 0) {
     return absl::OkStatus();
@@ -247,8 +239,7 @@ absl::Status Try(CudaOptions options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const CudaOptions& options) {
-  absl::Status trial = TryInChild([&] { return Try(options); }, kTrialLimit);
-  if (!trial.ok()) return trial;
+  RAPT_RETURN_IF_ERROR(TryInChild([&] { return Try(options); }, kTrialLimit));
   return CudaDevice::Open(options);
 }
 

@@ -4,8 +4,9 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/str_cat.h"
+#include "base/invalid.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -19,10 +20,9 @@ absl::StatusOr<int64_t> AllocatedBytes(const CudaRuntime& runtime, void* base) {
   constexpr unsigned kVersion = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  absl::Status status = runtime.Check(
+  RAPT_RETURN_IF_ERROR(runtime.Check(
       "the driver", runtime.GetDriverEntryPointByVersion("cuMemGetAddressRange", &function,
-                                                         kVersion, cudaEnableDefault, &found));
-  if (!status.ok()) return status;
+                                                         kVersion, cudaEnableDefault, &found)));
   uintptr_t begin = 0;
   size_t bytes = 0;
   if (function == nullptr || reinterpret_cast<GetAddressRange>(function)(
@@ -92,12 +92,10 @@ absl::StatusOr<std::shared_ptr<const DeviceMemory>> CudaSharedMemory::Open(
     absl::string_view raw_handle, int64_t device_id, int64_t byte_size) {
   cudaIpcMemHandle_t handle;
   if (raw_handle.size() != sizeof(handle)) {
-    return absl::InvalidArgumentError(absl::StrCat("raw_handle has ", raw_handle.size(),
-                                                   " bytes; it must have ", sizeof(handle)));
+    return Invalid("raw_handle has ", raw_handle.size(), " bytes; it must have ", sizeof(handle));
   }
   if (device_id != kDevice) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device_id is ", device_id, "; this server uses device ", kDevice));
+    return Invalid("device_id is ", device_id, "; this server uses device ", kDevice);
   }
   std::memcpy(&handle, raw_handle.data(), sizeof(handle));
   const CudaRuntime& runtime = state_->runtime;
@@ -105,13 +103,12 @@ absl::StatusOr<std::shared_ptr<const DeviceMemory>> CudaSharedMemory::Open(
   void* base = nullptr;
   const cudaError_t error = runtime.IpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("raw_handle is not a valid CUDA IPC handle: ", runtime.GetErrorString(error)));
+    return Invalid("raw_handle is not a valid CUDA IPC handle: ", runtime.GetErrorString(error));
   }
   absl::StatusOr<int64_t> allocated = AllocatedBytes(runtime, base);
   if (allocated.ok() && (byte_size < 1 || byte_size > *allocated)) {
-    allocated = absl::InvalidArgumentError(absl::StrCat(
-        "byte_size is ", byte_size, "; it must be 1 to ", *allocated, ", the allocation's size"));
+    allocated = Invalid("byte_size is ", byte_size, "; it must be 1 to ", *allocated,
+                        ", the allocation's size");
   }
   if (!allocated.ok()) {
     runtime.IpcCloseMemHandle(base);

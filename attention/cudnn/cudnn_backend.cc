@@ -14,6 +14,7 @@
 #include "base/aligned_buffer.h"
 #include "base/log.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 
 namespace rapt::cudnn {
@@ -365,12 +366,9 @@ absl::Status CudnnBackend::Supports(const Problem& problem) const {
 absl::Status CudnnBackend::Prefers(const Problem& problem) const {
   if (problem.empty()) return absl::OutOfRangeError("the problem is empty");
   const Work work = WorkOnHost(problem);
-  if (absl::Status offload = CheckOffload(WorkOnDevice(problem, work), work); !offload.ok()) {
-    return offload;
-  }
+  RAPT_RETURN_IF_ERROR(CheckOffload(WorkOnDevice(problem, work), work));
   for (const SdpaGraph& graph : GraphsOf(problem)) {
-    const absl::StatusOr<CompiledPlanPtr> plan = plans_->Peek(graph);
-    if (!plan.ok()) return plan.status();
+    RAPT_RETURN_IF_ERROR(plans_->Peek(graph).status());
   }
   return absl::OkStatus();
 }

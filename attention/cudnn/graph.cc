@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -167,7 +168,7 @@ absl::Status Supports(const Problem& p) {
   if (std::max(p.query_length, p.total_keys()) > kMaxRows) {
     return Unsupported(absl::StrCat("more than ", kMaxRows, " queries or keys"));
   }
-  if (absl::Status status = CheckBackward(p); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckBackward(p));
   return CheckDiagonal(p);
 }
 
@@ -277,7 +278,7 @@ absl::Status Supports(const RaggedCall& call, int64_t page_rows) {
     if (std::max(item.rows, item.keys) > kMaxRows) {
       return Unsupported(absl::StrCat("more than ", kMaxRows, " rows or tokens"));
     }
-    if (absl::Status status = CheckItem(item); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckItem(item));
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // where the frontend looks up cuDNN's functions
@@ -281,9 +282,8 @@ absl::Status ToStatus(fe::error_t error) {
 
 absl::StatusOr<CompiledPlan> CompileGraph(const SdpaGraph& g, absl::string_view properties) {
   auto device = std::make_shared<fe::DeviceProperties>();
-  absl::Status status =
-      ToStatus(device->deserialize(std::vector<uint8_t>(properties.begin(), properties.end())));
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(
+      ToStatus(device->deserialize(std::vector<uint8_t>(properties.begin(), properties.end()))));
   const auto described = nlohmann::json::parse(properties.begin(), properties.end());
   fe::graph::Graph graph;
   // Set before nodes are added, which otherwise query the current device.
@@ -296,8 +296,7 @@ absl::StatusOr<CompiledPlan> CompileGraph(const SdpaGraph& g, absl::string_view 
            [&] { return graph.check_support(); }, [&] { return graph.build_plans(); },
            [&] { return graph.get_workspace_size(plan.workspace_bytes); },
            [&] { return graph.serialize(plan.bytes, /*serialize_structure=*/false); }}) {
-    status = ToStatus(step());
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(ToStatus(step()));
   }
   return plan;
 }
@@ -323,8 +322,7 @@ class FrontendStream final : public Stream {
   absl::Status Run(const SdpaGraph& g, const CompiledPlan& plan, const ArenaLayout& layout,
                    std::byte* arena, std::byte* workspace, std::byte* pages) override {
     return Caught<absl::Status>([&] {
-      absl::StatusOr<fe::graph::Graph*> graph = Load(g, plan);
-      if (!graph.ok()) return graph.status();
+      RAPT_ASSIGN_OR_RETURN(fe::graph::Graph* const graph, Load(g, plan));
       const std::pair<TensorId, int64_t> places[] = {
           {TensorId::kQuery, layout.query},
           {TensorId::kKey, layout.key},
@@ -354,7 +352,7 @@ class FrontendStream final : public Stream {
       }
       auto scale = static_cast<float>(g.scale);  // on the host; read before execute() returns
       tensors[static_cast<int64_t>(TensorId::kScale)] = &scale;
-      return ToStatus((*graph)->execute(handle_, tensors, workspace));
+      return ToStatus(graph->execute(handle_, tensors, workspace));
     });
   }
 
@@ -367,8 +365,7 @@ class FrontendStream final : public Stream {
     if (const auto found = loaded_.find(key); found != loaded_.end()) return found->second.get();
     if (loaded_.size() == kMaxLoaded) loaded_.clear();
     auto graph = std::make_unique<fe::graph::Graph>();
-    absl::Status status = ToStatus(graph->deserialize(handle_, plan.bytes));
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(ToStatus(graph->deserialize(handle_, plan.bytes)));
     return (loaded_[key] = std::move(graph)).get();
   }
 
@@ -381,7 +378,7 @@ class FrontendStream final : public Stream {
 absl::StatusOr<const Library*> Library::Load(absl::string_view directories) {
   static const absl::StatusOr<const Library*> library = [&]() -> absl::StatusOr<const Library*> {
     void* runtime = nullptr;
-    if (absl::Status status = OpenAll(directories, runtime); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(OpenAll(directories, runtime));
     static const Library loaded(static_cast<int64_t>(fe::detail::get_backend_version()), runtime);
     return &loaded;
   }();
@@ -396,10 +393,9 @@ absl::StatusOr<CompiledPlan> Library::Compile(const SdpaGraph& graph,
 absl::StatusOr<std::string> Library::Describe(int device) const {
   return Caught<absl::StatusOr<std::string>>([&]() -> absl::StatusOr<std::string> {
     fe::DeviceProperties properties;
-    absl::Status status = ToStatus(properties.set_device_id(device).build());
+    RAPT_RETURN_IF_ERROR(ToStatus(properties.set_device_id(device).build()));
     std::vector<uint8_t> json;
-    if (status.ok()) status = ToStatus(properties.serialize(json));
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(ToStatus(properties.serialize(json)));
     return std::string(json.begin(), json.end());
   });
 }

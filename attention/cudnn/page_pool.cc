@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -47,9 +48,8 @@ absl::StatusOr<PagePool::Lease> PagePool::Acquire(int64_t page_bytes,
   }
   if (!missing.ok()) return missing.status();
   if (missing->empty()) return lease;
-  absl::Status status = fill(absl::MakeSpan(*missing));
-  if (status.ok()) status = Publish(*missing, lease);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(fill(absl::MakeSpan(*missing)));
+  RAPT_RETURN_IF_ERROR(Publish(*missing, lease));
   return lease;
 }
 

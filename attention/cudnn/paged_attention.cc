@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/attention.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -238,7 +239,7 @@ std::vector<PagedAttention::Batch> PagedAttention::BatchesOf(const RaggedCall& c
 }
 
 absl::Status PagedAttention::Supports(const RaggedCall& call) const {
-  if (absl::Status status = cudnn::Supports(call, call.page_rows); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(cudnn::Supports(call, call.page_rows));
   const int64_t page_bytes = PageBytes(call);
   const int64_t capacity = pages_.CapacityOf(page_bytes);
   if (const int64_t pages = PagesIn(call); pages > capacity) {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/log.h"
+#include "base/status_macros.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -174,11 +175,10 @@ absl::StatusOr<CompiledPlanPtr> PlanCache::Make(const SdpaGraph& graph) const {
       return std::make_shared<const CompiledPlan>(*std::move(stored));
     }
   }
-  absl::StatusOr<CompiledPlan> compiled = device_.Compile(graph);
-  if (!compiled.ok()) return compiled.status();
+  RAPT_ASSIGN_OR_RETURN(CompiledPlan compiled, device_.Compile(graph));
   Log(LogLevel::kInfo, "kernels compiled", {{"graph", graph.Key()}});
-  if (!path.empty()) WritePlan(path, key, *compiled);
-  return std::make_shared<const CompiledPlan>(*std::move(compiled));
+  if (!path.empty()) WritePlan(path, key, compiled);
+  return std::make_shared<const CompiledPlan>(std::move(compiled));
 }
 
 std::string PlanCache::PathOf(const std::string& key) const {

@@ -6,6 +6,7 @@
 #include "attention/layer/layer_operator.h"
 #include "attention/layer/layer_shape.h"
 #include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -21,7 +22,7 @@ absl::Status CheckSizes(const LayerCall& call) {
   for (const auto& [role, name] : kNames) {
     const std::optional<TensorSpec>& input = call.inputs[role];
     if (!input) continue;
-    if (auto bytes = ByteSize(name, *input); !bytes.ok()) return bytes.status();
+    RAPT_RETURN_IF_ERROR(ByteSize(name, *input).status());
   }
   return absl::OkStatus();
 }
@@ -75,8 +76,7 @@ absl::Status ReadKeys(const LayerCall& call, LayerShape& s) {
     if (*input && (*input)->shape.size() == 3) s.tokens = (*input)->shape[1];
   }
   if (!s.has_key && s.has_value) s.tokens = s.queries;
-  absl::Status status = CheckKeys("key", key, *c.key_embed_size, "query", c.embed_size, s);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckKeys("key", key, *c.key_embed_size, "query", c.embed_size, s));
   return CheckKeys("value", value, *c.value_embed_size, s.has_key ? "key" : "query",
                    s.has_key ? *c.key_embed_size : c.embed_size, s);
 }
@@ -102,8 +102,7 @@ absl::Status CheckInt64(const char* name, const TensorSpec& tensor, const Shape&
 absl::Status ReadPadding(const LayerCall& call, LayerShape& s) {
   if (const auto& lengths = call.inputs[Role::kKeyLengths]) {
     s.has_lengths = true;
-    absl::Status status = CheckInt64("nonpad_kv_seqlen", *lengths, {s.batch});
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckInt64("nonpad_kv_seqlen", *lengths, {s.batch}));
   }
   const auto& ids = call.inputs[kInputIds];
   if (!ids) return absl::OkStatus();
@@ -139,13 +138,12 @@ absl::StatusOr<LayerShape> ShapeOf(std::shared_ptr<const Layer> layer, const Lay
     return Invalid("is_causal is false; it must be true, because the layer has sliding_window ",
                    *shape.config().sliding_window);
   }
-  absl::Status status = CheckSizes(call);
-  if (status.ok()) status = ReadQuery(call, shape);
-  if (status.ok()) status = ReadKeys(call, shape);
-  if (status.ok()) status = ReadMask(call, shape);
-  if (status.ok()) status = ReadPadding(call, shape);
-  if (status.ok()) status = CheckAttention(shape);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckSizes(call));
+  RAPT_RETURN_IF_ERROR(ReadQuery(call, shape));
+  RAPT_RETURN_IF_ERROR(ReadKeys(call, shape));
+  RAPT_RETURN_IF_ERROR(ReadMask(call, shape));
+  RAPT_RETURN_IF_ERROR(ReadPadding(call, shape));
+  RAPT_RETURN_IF_ERROR(CheckAttention(shape));
   if (!FitsMemory(shape)) {
     return Invalid("query has shape ", ToString(call.inputs[Role::kQ]->shape), " and there are ",
                    shape.keys(), " keys; the layer then needs more than 2^50 bytes of memory");
@@ -199,11 +197,10 @@ absl::Status CheckCache(const Layer& layer) {
 
 absl::StatusOr<RaggedCall> CachedAttentionOf(std::shared_ptr<const Layer> layer,
                                              const LayerCall& call) {
-  if (absl::Status status = CheckCache(*layer); !status.ok()) return status;
-  const absl::StatusOr<LayerShape> shape = ShapeOf(std::move(layer), call);
-  if (!shape.ok()) return shape.status();
-  if (absl::Status status = CheckCachedCall(*shape, call); !status.ok()) return status;
-  const Problem p = AttentionOf(*shape);
+  RAPT_RETURN_IF_ERROR(CheckCache(*layer));
+  RAPT_ASSIGN_OR_RETURN(const LayerShape shape, ShapeOf(std::move(layer), call));
+  RAPT_RETURN_IF_ERROR(CheckCachedCall(shape, call));
+  const Problem p = AttentionOf(shape);
   return RaggedCall{.items = {{.rows = p.query_length, .left_window = p.left_window}},
                     .dtype = p.dtype,
                     .query_heads = p.query_heads,
@@ -218,11 +215,9 @@ absl::StatusOr<RaggedCall> CachedAttentionOf(std::shared_ptr<const Layer> layer,
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLayerCall(
     std::shared_ptr<const Layer> layer, const LayerCall& call) {
-  const absl::StatusOr<LayerShape> shape = ShapeOf(std::move(layer), call);
-  if (!shape.ok()) return shape.status();
-  std::shared_ptr<const TensorOperator> op = MakeLayerOperator(*shape);
-  const auto bytes = ByteSize("Y", *op->outputs()[Role::kY]);
-  if (!bytes.ok()) return bytes.status();
+  RAPT_ASSIGN_OR_RETURN(const LayerShape shape, ShapeOf(std::move(layer), call));
+  std::shared_ptr<const TensorOperator> op = MakeLayerOperator(shape);
+  RAPT_RETURN_IF_ERROR(ByteSize("Y", *op->outputs()[Role::kY]).status());
   return op;
 }
 

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "attention/arena.h"
 #include "attention/field_names.h"
 #include "attention/half.h"
@@ -13,6 +12,7 @@
 #include "attention/layer/layer_shape.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -96,8 +96,8 @@ absl::Status CheckWindow(const LayerConfig& c) {
 
 // Sets the sizes that follow from others, and checks all.
 absl::StatusOr<LayerConfig> Complete(LayerConfig c) {
-  if (auto status = CheckSize("embed_size", c.embed_size); !status.ok()) return status;
-  if (auto status = CheckSize("query_heads", c.query_heads); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckSize("embed_size", c.embed_size));
+  RAPT_RETURN_IF_ERROR(CheckSize("query_heads", c.query_heads));
   if (!c.head_size && c.embed_size % c.query_heads != 0) {
     return Invalid("head_size is missing, and embed_size ", c.embed_size,
                    " is not a multiple of query_heads ", c.query_heads);
@@ -112,7 +112,7 @@ absl::StatusOr<LayerConfig> Complete(LayerConfig c) {
                                    {"kv_heads", *c.kv_heads},
                                    {"head_size", *c.head_size},
                                    {"value_head_size", *c.value_head_size}}) {
-    if (auto status = CheckSize(name, size); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckSize(name, size));
   }
   if (c.query_heads % *c.kv_heads != 0) {
     return Invalid("kv_heads is ", *c.kv_heads, "; it must divide query_heads ", c.query_heads);
@@ -124,7 +124,7 @@ absl::StatusOr<LayerConfig> Complete(LayerConfig c) {
   if (!(base > 0) || !std::isfinite(base)) {
     return Invalid("positional_base is ", base, "; it must be finite and positive");
   }
-  if (absl::Status status = CheckWindow(c); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckWindow(c));
   return c;
 }
 
@@ -145,7 +145,7 @@ absl::Status CheckMatrix(const MatrixSpec& spec) {
                    spec.depth, ", must be that of the heads, ", spec.columns);
   }
   const WeightTensor& w = *weights.matrix;
-  if (auto status = CheckType(w); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckType(w));
   Shape want = {spec.columns, spec.depth};
   if (weights.transposed) std::swap(want[0], want[1]);
   if (w.shape != want || spec.columns < 1) {
@@ -158,7 +158,7 @@ absl::Status CheckMatrix(const MatrixSpec& spec) {
 absl::Status CheckVector(const VectorSpec& spec) {
   if (!spec.tensor) return absl::OkStatus();
   const WeightTensor& tensor = *spec.tensor;
-  if (auto status = CheckType(tensor); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckType(tensor));
   const bool negative =
       std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t axis) { return axis < 0; });
   const auto count = negative ? std::nullopt : CheckedProduct(tensor.shape);
@@ -197,10 +197,10 @@ absl::Status CheckTogether(const LayerConfig& c, const LayerWeights& w) {
 
 absl::Status Check(const LayerConfig& config, const LayerWeights& weights, const Specs& specs) {
   for (const MatrixSpec& spec : specs.matrices) {
-    if (auto status = CheckMatrix(spec); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckMatrix(spec));
   }
   for (const VectorSpec& spec : specs.vectors) {
-    if (auto status = CheckVector(spec); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckVector(spec));
   }
   return CheckTogether(config, weights);
 }
@@ -276,15 +276,14 @@ struct Draft {
 };
 
 absl::StatusOr<Draft> DraftOf(const LayerConfig& given, const LayerWeights& weights) {
-  const absl::StatusOr<LayerConfig> config = Complete(given);
-  if (!config.ok()) return config.status();
-  const Specs specs(*config, weights);
-  if (auto status = Check(*config, weights, specs); !status.ok()) return status;
+  RAPT_ASSIGN_OR_RETURN(const LayerConfig config, Complete(given));
+  const Specs specs(config, weights);
+  RAPT_RETURN_IF_ERROR(Check(config, weights, specs));
   Arena arena;
   const PackedWeights placed = Place(specs, nullptr, arena);
   if (!arena.fits()) return Invalid("the weights need more than 2^50 bytes of memory");
-  if (auto status = CheckUsualCall(*config, placed); !status.ok()) return status;
-  return Draft{*config, arena.bytes()};
+  RAPT_RETURN_IF_ERROR(CheckUsualCall(config, placed));
+  return Draft{config, arena.bytes()};
 }
 
 }  // namespace
@@ -316,23 +315,21 @@ bool PackedLayer::is_fp64() const {
 }
 
 absl::StatusOr<int64_t> LayerBytes(const LayerConfig& config, const LayerWeights& weights) {
-  const absl::StatusOr<Draft> draft = DraftOf(config, weights);
-  if (!draft.ok()) return draft.status();
-  return draft->bytes;
+  RAPT_ASSIGN_OR_RETURN(const Draft draft, DraftOf(config, weights));
+  return draft.bytes;
 }
 
 absl::StatusOr<std::shared_ptr<const Layer>> MakeLayer(const LayerConfig& config,
                                                        const LayerWeights& weights,
                                                        ThreadPool& pool) {
-  const absl::StatusOr<Draft> draft = DraftOf(config, weights);
-  if (!draft.ok()) return draft.status();
-  AlignedBuffer memory = MemoryForWeights(draft->bytes);
-  const Specs specs(draft->config, weights);
+  RAPT_ASSIGN_OR_RETURN(const Draft draft, DraftOf(config, weights));
+  AlignedBuffer memory = MemoryForWeights(draft.bytes);
+  const Specs specs(draft.config, weights);
   Arena arena;
   const PackedWeights packed = Place(specs, memory.data(), arena);
   Pack(specs, packed, pool);
   return std::shared_ptr<const Layer>(
-      std::make_shared<const PackedLayer>(draft->config, std::move(memory), packed));
+      std::make_shared<const PackedLayer>(draft.config, std::move(memory), packed));
 }
 
 }  // namespace rapt

@@ -4,9 +4,10 @@
 #include <cmath>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "attention/half.h"
+#include "base/invalid.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -97,18 +98,16 @@ class PositionalEncoding final : public TensorOperator {
 
 absl::Status CheckTable(const TensorSpec& table, const TensorSpec& x) {
   if (table.dtype != DType::kFloat32 && table.dtype != x.dtype) {
-    return absl::InvalidArgumentError(absl::StrCat("table has type ", NameOf(table.dtype),
-                                                   "; it must be FP32 or ", NameOf(x.dtype),
-                                                   ", the type of X"));
+    return Invalid("table has type ", NameOf(table.dtype), "; it must be FP32 or ", NameOf(x.dtype),
+                   ", the type of X");
   }
   const int64_t length = x.shape[x.shape.size() - 2];
   const int64_t size = x.shape.back();
   if (table.shape.size() == 2 && table.shape[0] >= length && table.shape[1] == size) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("table has shape ", ToString(table.shape),
-                                                 "; it must be [M, ", size, "] with at least ",
-                                                 length, " rows, for X ", ToString(x.shape)));
+  return Invalid("table has shape ", ToString(table.shape), "; it must be [M, ", size,
+                 "] with at least ", length, " rows, for X ", ToString(x.shape));
 }
 
 }  // namespace
@@ -127,35 +126,31 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakePositionalEncoding(
     const PositionalEncodingCall& call) {
   const std::optional<TensorSpec>& x = call.inputs[kTokens];
   const std::optional<TensorSpec>& table = call.inputs[kTokenTable];
-  if (!x) return absl::InvalidArgumentError("X is missing");
-  if (auto bytes = ByteSize("X", *x); !bytes.ok()) return bytes.status();
+  if (!x) return Invalid("X is missing");
+  RAPT_RETURN_IF_ERROR(ByteSize("X", *x).status());
   if (!IsFloat(x->dtype)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("X has type ", NameOf(x->dtype), "; it must be FP32, FP16, BF16 or FP64"));
+    return Invalid("X has type ", NameOf(x->dtype), "; it must be FP32, FP16, BF16 or FP64");
   }
   if (x->shape.size() < 2 || x->shape.size() > 8) {
-    return absl::InvalidArgumentError(absl::StrCat("X has shape ", ToString(x->shape),
-                                                   "; it must be [..., S, E], of rank 2 to 8"));
+    return Invalid("X has shape ", ToString(x->shape), "; it must be [..., S, E], of rank 2 to 8");
   }
   if (*std::max_element(x->shape.begin(), x->shape.end()) > kMaxAxis) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("X has shape ", ToString(x->shape), "; no axis may exceed 2^40"));
+    return Invalid("X has shape ", ToString(x->shape), "; no axis may exceed 2^40");
   }
   if (table && call.base) {
-    return absl::InvalidArgumentError("table and base are both set; at most one of them may be");
+    return Invalid("table and base are both set; at most one of them may be");
   }
   const double base = call.base.value_or(kDefaultBase);
   if (!(base > 0 && std::isfinite(base))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("base is ", base, "; it must be positive and finite"));
+    return Invalid("base is ", base, "; it must be positive and finite");
   }
   using Made = std::shared_ptr<const TensorOperator>;
   if (!table) {
     return Made(
         std::make_shared<const PositionalEncoding>(*x, std::nullopt, base, call.first_position));
   }
-  if (auto bytes = ByteSize("table", *table); !bytes.ok()) return bytes.status();
-  if (absl::Status status = CheckTable(*table, *x); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ByteSize("table", *table).status());
+  RAPT_RETURN_IF_ERROR(CheckTable(*table, *x));
   return Made(std::make_shared<const PositionalEncoding>(*x, table->dtype, base, 0));
 }
 

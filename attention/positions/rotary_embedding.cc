@@ -2,10 +2,11 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "attention/rotary/rotate.h"
 #include "attention/rotary/rotation.h"
+#include "base/invalid.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -82,27 +83,25 @@ class RotaryEmbedding final : public TensorOperator {
 
 absl::Status CheckPositionIds(const TensorSpec& ids, int64_t batch, int64_t length) {
   if (ids.dtype != DType::kInt64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("position_ids has type ", NameOf(ids.dtype), "; it must be INT64"));
+    return Invalid("position_ids has type ", NameOf(ids.dtype), "; it must be INT64");
   }
   if (ids.shape == Shape{batch, length}) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("position_ids has shape ", ToString(ids.shape),
-                                                 "; it must be [", batch, ", ", length,
-                                                 "], the batch and length of X"));
+  return Invalid("position_ids has shape ", ToString(ids.shape), "; it must be [", batch, ", ",
+                 length, "], the batch and length of X");
 }
 
 absl::Status CheckInputs(const RotaryEmbeddingCall& call) {
   for (Role role : kInputs) {
     const std::optional<TensorSpec>& spec = call.inputs[role];
     if (!spec) continue;
-    if (auto bytes = ByteSize(Names()[role], *spec); !bytes.ok()) return bytes.status();
+    RAPT_RETURN_IF_ERROR(ByteSize(Names()[role], *spec).status());
   }
-  if (!call.inputs[kTokens]) return absl::InvalidArgumentError("X is missing");
+  if (!call.inputs[kTokens]) return Invalid("X is missing");
   if (call.inputs[Role::kCosCache].has_value() != call.inputs[Role::kSinCache].has_value()) {
-    return absl::InvalidArgumentError("cos_cache and sin_cache must be given both or neither");
+    return Invalid("cos_cache and sin_cache must be given both or neither");
   }
   if (call.inputs[Role::kCosCache] || call.rope_theta) return absl::OkStatus();
-  return absl::InvalidArgumentError("cos_cache is missing; it or rope_theta must be given");
+  return Invalid("cos_cache is missing; it or rope_theta must be given");
 }
 
 // Sets the axes of X.
@@ -111,9 +110,8 @@ absl::Status ReadTokens(const RotaryEmbeddingCall& call, Problem& p) {
   p.dtype = x.dtype;
   if (x.shape.size() == 4) {
     if (call.num_heads != 0 && call.num_heads != x.shape[1]) {
-      return absl::InvalidArgumentError(absl::StrCat("num_heads is ", call.num_heads, ", but X ",
-                                                     ToString(x.shape), " has ", x.shape[1],
-                                                     " heads; they must be equal"));
+      return Invalid("num_heads is ", call.num_heads, ", but X ", ToString(x.shape), " has ",
+                     x.shape[1], " heads; they must be equal");
     }
     p.batch = x.shape[0];
     p.kv_heads = x.shape[1];
@@ -122,13 +120,12 @@ absl::Status ReadTokens(const RotaryEmbeddingCall& call, Problem& p) {
     return absl::OkStatus();
   }
   if (x.shape.size() != 3) {
-    return absl::InvalidArgumentError(absl::StrCat("X has shape ", ToString(x.shape),
-                                                   "; it must be [B, H, S, D], or [B, S, H * D]"));
+    return Invalid("X has shape ", ToString(x.shape),
+                   "; it must be [B, H, S, D], or [B, S, H * D]");
   }
   if (call.num_heads < 1 || x.shape[2] % call.num_heads != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_heads is ", call.num_heads, "; with X ", ToString(x.shape),
-                     " of rank 3 it must be at least 1 and a divisor of ", x.shape[2]));
+    return Invalid("num_heads is ", call.num_heads, "; with X ", ToString(x.shape),
+                   " of rank 3 it must be at least 1 and a divisor of ", x.shape[2]);
   }
   p.batch = x.shape[0];
   p.kv_heads = call.num_heads;
@@ -143,9 +140,9 @@ absl::Status ReadCaches(const RotaryEmbeddingCall& call, Problem& p) {
   const TensorSpec& sin = *call.inputs[Role::kSinCache];
   const Shape& s = cos->shape;
   if ((s.size() != 2 && s.size() != 3) || sin.shape != s || sin.dtype != cos->dtype) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "cos_cache is ", NameOf(cos->dtype), " ", ToString(s), ", sin_cache is ", NameOf(sin.dtype),
-        " ", ToString(sin.shape), "; they must be equal, [M, r / 2] or [B, S, r / 2]"));
+    return Invalid("cos_cache is ", NameOf(cos->dtype), " ", ToString(s), ", sin_cache is ",
+                   NameOf(sin.dtype), " ", ToString(sin.shape),
+                   "; they must be equal, [M, r / 2] or [B, S, r / 2]");
   }
   p.rotary_cache = RotaryCache{.dtype = cos->dtype, .rows = s[s.size() - 2], .pairs = s.back()};
   if (s.size() == 3) p.rotary_cache->batch = s[0];
@@ -157,13 +154,11 @@ absl::Status ReadCaches(const RotaryEmbeddingCall& call, Problem& p) {
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRotaryEmbedding(
     const RotaryEmbeddingCall& call) {
   Problem keys;
-  absl::Status status = CheckInputs(call);
-  if (status.ok()) status = ReadTokens(call, keys);
-  if (status.ok()) status = ReadCaches(call, keys);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckInputs(call));
+  RAPT_RETURN_IF_ERROR(ReadTokens(call, keys));
+  RAPT_RETURN_IF_ERROR(ReadCaches(call, keys));
   if (const std::optional<TensorSpec>& ids = call.inputs[Role::kPositionIds]) {
-    status = CheckPositionIds(*ids, keys.batch, keys.key_length);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckPositionIds(*ids, keys.batch, keys.key_length));
     keys.has_key_position_ids = true;
   }
   keys.value_head_size = keys.head_size;
@@ -175,7 +170,7 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRotaryEmbedding(
     keys.section = Section{.first_key = call.first_position,
                            .key_length = call.first_position + keys.key_length};
   }
-  if (status = Validate(keys, Names()); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(keys, Names()));
   return std::shared_ptr<const TensorOperator>(
       std::make_shared<const RotaryEmbedding>(keys, *call.inputs[kTokens]));
 }

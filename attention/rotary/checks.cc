@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -68,22 +69,19 @@ absl::Status CheckPosition(absl::string_view name, int64_t position, const Probl
 // Checks the position of query 0 and of the last one.
 absl::Status CheckQueries(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,
                           const FieldNames& names) {
-  absl::Status status;
   for (const int64_t i : {int64_t{0}, p.query_length - 1}) {
-    if (!status.ok()) return status;
-    status = CheckPosition(absl::StrCat("query ", i, " of batch row ", b),
-                           QueryPosition(p, key_lengths, b, i), p, names);
+    RAPT_RETURN_IF_ERROR(CheckPosition(absl::StrCat("query ", i, " of batch row ", b),
+                                       QueryPosition(p, key_lengths, b, i), p, names));
   }
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status CheckCacheByPosition(const Problem& p, const FieldNames& names) {
   const bool has_keys = p.rotates_keys() && !p.has_key_position_ids && p.key_length > 0;
   if (has_keys) {
     const int64_t last = p.key_length - 1;
-    absl::Status status =
-        CheckPosition(absl::StrCat("new key ", last), KeyPosition(p, last), p, names);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(
+        CheckPosition(absl::StrCat("new key ", last), KeyPosition(p, last), p, names));
   }
   return PositionVaries(p) ? absl::OkStatus() : CheckQueryPositions(p, {}, names);
 }
@@ -149,7 +147,7 @@ absl::Status CheckScaling(const Problem& p, const FieldNames& names) {
 
 absl::Status CheckRotary(const Problem& p, const FieldNames& names) {
   if (p.rope_scaling) {
-    if (absl::Status status = CheckScaling(p, names); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckScaling(p, names));
   }
   if (!p.has_rotary()) return CheckIdsNeedRotary(p, names);
   if (p.rotary_cache && p.rope_theta) {
@@ -176,8 +174,7 @@ absl::Status CheckQueryPositions(const Problem& p, absl::Span<const int64_t> key
   if (!by_default || p.empty()) return absl::OkStatus();
   const int64_t different = PositionVaries(p) ? p.batch : 1;
   for (int64_t b = 0; b < different; ++b) {
-    absl::Status status = CheckQueries(p, key_lengths, b, names);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckQueries(p, key_lengths, b, names));
   }
   return absl::OkStatus();
 }

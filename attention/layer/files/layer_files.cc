@@ -16,6 +16,7 @@
 #include "attention/layer/files/layer_settings.h"
 #include "base/invalid.h"
 #include "base/mapped_file.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -524,9 +525,8 @@ absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors 
   if (prefix) choice->prefix = *prefix;
   LayerFiles layer{.file = std::move(file), .prefix = choice->prefix};
   TensorReader reader(layer.file, layer.prefix);
-  const absl::StatusOr<const Naming*> naming = ChooseNaming(*choice, layer.file, reader);
-  if (!naming.ok()) return naming.status();
-  layer.naming = std::string((*naming)->name);
+  RAPT_ASSIGN_OR_RETURN(const Naming* const naming, ChooseNaming(*choice, layer.file, reader));
+  layer.naming = std::string(naming->name);
 
   if (!settings.ok()) return InFile(kConfigFile, settings.status());
   layer.config.is_causal = settings->is_causal.value_or(false);
@@ -535,17 +535,14 @@ absl::StatusOr<LayerFiles> ReadLayerFiles(absl::string_view config, Safetensors 
   layer.config.positional_base = settings->positional_base;
   layer.config.sliding_window = settings->sliding_window;
   if (settings->norm_epsilon) layer.config.norm_epsilon = *settings->norm_epsilon;
-  (*naming)->read(reader, *settings, layer.config, layer.weights);
-  reader.RejectOthers(layer.naming, (*naming)->harmless);
+  naming->read(reader, *settings, layer.config, layer.weights);
+  reader.RejectOthers(layer.naming, naming->harmless);
   if (!reader.status().ok()) return InFile(kWeightsFile, reader.status());
   layer.tensors = reader.TakeUsed();
   layer.unread = std::move(settings->unread);
   const bool is_plain = layer.naming == "plain";
-  if (absl::Status status = SetSizes(*settings, is_plain, layer.weights, layer.config);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = SetRotary(*settings, layer.config); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(SetSizes(*settings, is_plain, layer.weights, layer.config));
+  RAPT_RETURN_IF_ERROR(SetRotary(*settings, layer.config));
   return layer;
 }
 
@@ -570,9 +567,8 @@ absl::StatusOr<LayerFolder> OpenLayerFolder(const std::string& folder) {
 }
 
 absl::StatusOr<LayerFiles> ReadLayerFiles(const std::string& folder) {
-  absl::StatusOr<LayerFolder> opened = OpenLayerFolder(folder);
-  if (!opened.ok()) return opened.status();
-  return ReadLayerFiles(opened->config, *std::move(opened->file));
+  RAPT_ASSIGN_OR_RETURN(LayerFolder opened, OpenLayerFolder(folder));
+  return ReadLayerFiles(opened.config, *std::move(opened.file));
 }
 
 absl::StatusOr<std::shared_ptr<const Layer>> MakeLayer(const LayerFiles& files, ThreadPool& pool) {

@@ -18,6 +18,7 @@
 #include "attention/problem.h"
 #include "base/invalid.h"
 #include "base/range.h"
+#include "base/status_macros.h"
 #include "base/strict_json.h"
 
 namespace rapt {
@@ -606,10 +607,9 @@ absl::StatusOr<File> Read(absl::string_view json) {
                    " are allowed");
   }
   // Python writes numbers that are infinite or NaN.
-  absl::StatusOr<Json> root = ParseStrictJson(json, JsonNumberSyntax::kNonFinite);
-  if (!root.ok()) return root.status();
-  if (!root->is_object()) return Invalid("the file is not a JSON object");
-  File file{.root = *std::move(root)};
+  RAPT_ASSIGN_OR_RETURN(Json root, ParseStrictJson(json, JsonNumberSyntax::kNonFinite));
+  if (!root.is_object()) return Invalid("the file is not a JSON object");
+  File file{.root = std::move(root)};
   const auto text = file.root.find(kText);
   file.has_text = text != file.root.end() && text->is_object();
   return file;
@@ -674,34 +674,32 @@ LayerChoice ReadChoice(const File& file, const std::optional<std::string>& prefi
 }  // namespace
 
 absl::StatusOr<LayerChoice> ParseLayerChoice(absl::string_view json) {
-  const absl::StatusOr<File> file = Read(json);
-  if (!file.ok()) return file.status();
+  RAPT_ASSIGN_OR_RETURN(const File file, Read(json));
   absl::Status status;
-  LayerChoice choice = ReadChoice(*file, std::nullopt, status);
+  LayerChoice choice = ReadChoice(file, std::nullopt, status);
   if (!status.ok()) return status;
   return choice;
 }
 
 absl::StatusOr<LayerSettings> ParseLayerSettings(absl::string_view json,
                                                  const std::optional<std::string>& prefix) {
-  const absl::StatusOr<File> file = Read(json);
-  if (!file.ok()) return file.status();
+  RAPT_ASSIGN_OR_RETURN(const File file, Read(json));
   absl::Status status;
   LayerSettings settings;
-  settings.choice = ReadChoice(*file, prefix, status);
+  settings.choice = ReadChoice(file, prefix, status);
   const std::string& own_prefix = settings.choice.prefix;
   settings.is_cross_attention =
       HasPart(own_prefix, "crossattention") || HasPart(own_prefix, "EncDecAttention");
-  if (file->has_text) CheckTextPrefix(own_prefix, status);
-  ObjectReader reader(file->model(), file->path(), status);
+  if (file.has_text) CheckTextPrefix(own_prefix, status);
+  ObjectReader reader(file.model(), file.path(), status);
   for (const char* name : {"model_type", "auto_map", "rapt"}) reader.Member(name);
   ReadHuggingFace(reader, settings, status);
-  const std::optional<bool> is_causal = ReadOwn(OwnOf(file->root, status), settings, status);
+  const std::optional<bool> is_causal = ReadOwn(OwnOf(file.root, status), settings, status);
   settings.is_causal = ReadDirection(reader, settings, is_causal, status);
   reader.AppendUnread(settings.unread);
   if (settings.choice.model == nullptr) RejectUnknown(settings.unread, status);
-  if (file->has_text) {
-    ObjectReader root(file->root, "", status);
+  if (file.has_text) {
+    ObjectReader root(file.root, "", status);
     for (const char* name : {"model_type", "auto_map", "rapt", kText}) root.Member(name);
     root.AppendUnread(settings.unread);
   }

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
+#include "base/status_macros.h"
 #include "base/strict_json.h"
 
 namespace rapt {
@@ -342,16 +343,15 @@ absl::StatusOr<Safetensors> Safetensors::Parse(absl::string_view content) {
   }
   const absl::string_view json = content.substr(kLengthBytes, length);
   const absl::string_view data = content.substr(kLengthBytes + length);
-  absl::StatusOr<std::vector<Entry>> entries = IndexReader().Read(json);
-  if (!entries.ok()) return entries.status();
+  RAPT_ASSIGN_OR_RETURN(std::vector<Entry> entries, IndexReader().Read(json));
   const auto data_bytes = static_cast<int64_t>(data.size());
-  for (const Entry& entry : *entries) {
-    if (absl::Status status = CheckEntry(entry, data_bytes); !status.ok()) return status;
+  for (const Entry& entry : entries) {
+    RAPT_RETURN_IF_ERROR(CheckEntry(entry, data_bytes));
   }
-  if (absl::Status status = CheckTiling(*entries, data_bytes); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckTiling(entries, data_bytes));
   std::map<std::string, SavedTensor> tensors;
   const auto* const bytes = reinterpret_cast<const std::byte*>(data.data());
-  for (Entry& entry : *entries) {
+  for (Entry& entry : entries) {
     const auto [begin, end] = std::pair((*entry.offsets)[0], (*entry.offsets)[1]);
     const TypeInfo* const type = FindType(entry.type);
     SavedTensor tensor{std::move(entry.type), type == nullptr ? std::nullopt : type->dtype,
@@ -385,12 +385,11 @@ absl::StatusOr<Safetensors> Safetensors::OpenShards(const std::string& index_pat
     return Invalid("the file has ", index->content().size(), " bytes; at most ", kMaxIndexBytes,
                    " are allowed");
   }
-  const absl::StatusOr<std::vector<Shard>> shards =
-      WeightMapReader().Read({index->content().data(), index->content().size()});
-  if (!shards.ok()) return shards.status();
+  RAPT_ASSIGN_OR_RETURN(const std::vector<Shard> shards,
+                        WeightMapReader().Read({index->content().data(), index->content().size()}));
   Tensors tensors;
   std::vector<std::shared_ptr<const MappedFile>> files;
-  for (const auto& [file, names] : *shards) {
+  for (const auto& [file, names] : shards) {
     absl::StatusOr<Safetensors> opened =
         Open(std::filesystem::path(index_path).replace_filename(file));
     if (!opened.ok()) return InShard(file, opened.status());

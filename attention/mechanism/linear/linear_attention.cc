@@ -14,6 +14,7 @@
 #include "attention/score/score_params.h"
 #include "base/invalid.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace linear {
@@ -98,7 +99,7 @@ absl::Status CheckPresence(const LinearAttentionCall& call) {
     const std::optional<TensorSpec>& spec = call.inputs[role];
     if (!spec) continue;
     const absl::string_view name = linear::NameOf(role);
-    if (auto bytes = ByteSize(name, *spec); !bytes.ok()) return bytes.status();
+    RAPT_RETURN_IF_ERROR(ByteSize(name, *spec).status());
     const bool is_length = role == Role::kKeyLengths;
     if (is_length && spec->dtype != DType::kInt64) {
       return Invalid(name, " has type ", NameOf(spec->dtype), "; it must be INT64");
@@ -147,21 +148,21 @@ absl::StatusOr<Sizes> ReadSizes(const LinearAttentionCall& call) {
     return Invalid(linear::NameOf(role), " has shape ", ToString(shape),
                    "; its first axes must be [", query[0], ", ", query[1], "], as query's");
   }
-  const auto query_size = HeadSize(call, Role::kQ, call.q_num_heads, "q_num_heads");
-  if (!query_size.ok()) return query_size.status();
-  const auto key_size = HeadSize(call, Role::kK, call.kv_num_heads, "kv_num_heads");
-  if (!key_size.ok()) return key_size.status();
-  const auto value_size = HeadSize(call, Role::kV, call.kv_num_heads, "kv_num_heads");
-  if (!value_size.ok()) return value_size.status();
-  if (*query_size != *key_size) {
-    return Invalid("key has heads of ", *key_size, "; they must be as query's, ", *query_size);
+  RAPT_ASSIGN_OR_RETURN(const auto query_size,
+                        HeadSize(call, Role::kQ, call.q_num_heads, "q_num_heads"));
+  RAPT_ASSIGN_OR_RETURN(const auto key_size,
+                        HeadSize(call, Role::kK, call.kv_num_heads, "kv_num_heads"));
+  RAPT_ASSIGN_OR_RETURN(const auto value_size,
+                        HeadSize(call, Role::kV, call.kv_num_heads, "kv_num_heads"));
+  if (query_size != key_size) {
+    return Invalid("key has heads of ", key_size, "; they must be as query's, ", query_size);
   }
   if (call.q_num_heads % call.kv_num_heads != 0) {
     return Invalid("q_num_heads is ", call.q_num_heads, "; it must be a multiple of kv_num_heads, ",
                    call.kv_num_heads);
   }
-  sizes.key_size = *key_size;
-  sizes.value_size = *value_size;
+  sizes.key_size = key_size;
+  sizes.value_size = value_size;
   return sizes;
 }
 
@@ -182,15 +183,13 @@ absl::Status CheckShapes(const LinearAttentionCall& call, const Sizes& s, Role r
 
 absl::Status CheckOtherShapes(const LinearAttentionCall& call, const Sizes& s) {
   const Shape tokens = {s.batch, s.length, s.kv_heads};
-  absl::Status status =
-      CheckShapes(call, s, kDecay, tokens, {s.batch, s.length, s.kv_heads * s.key_size});
-  if (status.ok()) status = CheckShapes(call, s, kBeta, tokens, {s.batch, s.length, 1});
-  if (status.ok()) status = CheckShape(call, Role::kKeyLengths, {s.batch});
-  if (status.ok()) status = CheckShape(call, kProjection, {s.features, s.key_size});
-  if (status.ok()) {
-    status = CheckShape(call, kPastState, {s.batch, s.kv_heads, s.features, s.value_size});
-  }
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(
+      CheckShapes(call, s, kDecay, tokens, {s.batch, s.length, s.kv_heads * s.key_size}));
+  RAPT_RETURN_IF_ERROR(CheckShapes(call, s, kBeta, tokens, {s.batch, s.length, 1}));
+  RAPT_RETURN_IF_ERROR(CheckShape(call, Role::kKeyLengths, {s.batch}));
+  RAPT_RETURN_IF_ERROR(CheckShape(call, kProjection, {s.features, s.key_size}));
+  RAPT_RETURN_IF_ERROR(
+      CheckShape(call, kPastState, {s.batch, s.kv_heads, s.features, s.value_size}));
   return CheckShape(call, kPastNormalizer, {s.batch, s.kv_heads, s.features});
 }
 
@@ -203,9 +202,9 @@ absl::Status CheckNeeded(const LinearAttentionCall& call, Role role, bool needed
 }
 
 absl::Status CheckRule(const LinearAttentionCall& call) {
-  absl::Status status = CheckNeeded(call, kDecay, HasDecay(call.update_rule));
-  if (status.ok()) status = CheckNeeded(call, kBeta, HasBeta(call.update_rule));
-  if (!status.ok() || call.update_rule == LinearRule::kLinear) return status;
+  RAPT_RETURN_IF_ERROR(CheckNeeded(call, kDecay, HasDecay(call.update_rule)));
+  RAPT_RETURN_IF_ERROR(CheckNeeded(call, kBeta, HasBeta(call.update_rule)));
+  if (call.update_rule == LinearRule::kLinear) return absl::OkStatus();
   const absl::string_view what = !call.is_causal  ? "is_causal is false"
                                  : IsFavor(call)  ? "feature_map is favor"
                                  : call.normalize ? "normalize is true"
@@ -288,18 +287,14 @@ absl::Status CheckNormalizer(const LinearAttentionCall& call) {
 }
 
 absl::StatusOr<Sizes> Check(const LinearAttentionCall& call) {
-  absl::Status status = CheckPresence(call);
-  if (status.ok()) status = CheckAttributes(call);
-  if (status.ok()) status = CheckRule(call);
-  if (status.ok()) status = CheckFavor(call);
-  if (status.ok()) status = CheckNormalizer(call);
-  if (!status.ok()) return status;
-  absl::StatusOr<Sizes> sizes = ReadSizes(call);
-  if (!sizes.ok()) return sizes.status();
-  const absl::StatusOr<int64_t> features = FeaturesOf(call, sizes->key_size);
-  if (!features.ok()) return features.status();
-  sizes->features = *features;
-  if (status = CheckOtherShapes(call, *sizes); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckPresence(call));
+  RAPT_RETURN_IF_ERROR(CheckAttributes(call));
+  RAPT_RETURN_IF_ERROR(CheckRule(call));
+  RAPT_RETURN_IF_ERROR(CheckFavor(call));
+  RAPT_RETURN_IF_ERROR(CheckNormalizer(call));
+  RAPT_ASSIGN_OR_RETURN(Sizes sizes, ReadSizes(call));
+  RAPT_ASSIGN_OR_RETURN(sizes.features, FeaturesOf(call, sizes.key_size));
+  RAPT_RETURN_IF_ERROR(CheckOtherShapes(call, sizes));
   return sizes;
 }
 
@@ -336,8 +331,7 @@ class LinearAttention final : public TensorOperator {
   absl::Status CheckOutputs() const {
     for (const auto& [role, spec] :
          {std::pair(Role::kY, *outputs_[Role::kY]), std::pair(kPresentState, StateSpec())}) {
-      const auto bytes = ByteSize(linear::NameOf(role), spec);
-      if (!bytes.ok()) return bytes.status();
+      RAPT_RETURN_IF_ERROR(ByteSize(linear::NameOf(role), spec).status());
     }
     return absl::OkStatus();
   }
@@ -654,10 +648,9 @@ bool IsNormalized(const LinearAttentionCall& call) { return call.normalize || Is
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLinearAttention(
     const LinearAttentionCall& call) {
-  const absl::StatusOr<Sizes> sizes = Check(call);
-  if (!sizes.ok()) return sizes.status();
-  auto made = std::make_shared<const LinearAttention>(call, *sizes);
-  if (absl::Status status = made->CheckOutputs(); !status.ok()) return status;
+  RAPT_ASSIGN_OR_RETURN(const Sizes sizes, Check(call));
+  auto made = std::make_shared<const LinearAttention>(call, sizes);
+  RAPT_RETURN_IF_ERROR(made->CheckOutputs());
   return std::shared_ptr<const TensorOperator>(std::move(made));
 }
 

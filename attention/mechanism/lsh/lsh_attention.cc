@@ -10,6 +10,7 @@
 #include "attention/mechanism/lsh/rounds.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -89,7 +90,7 @@ absl::Status CheckInputs(const LshAttentionCall& call) {
                                    {kLshRotations, "rotations"},
                                    {Role::kKeyLengths, "nonpad_kv_seqlen"}}) {
     if (!in[role]) continue;
-    if (auto bytes = ByteSize(name, *in[role]); !bytes.ok()) return bytes.status();
+    RAPT_RETURN_IF_ERROR(ByteSize(name, *in[role]).status());
   }
   return absl::OkStatus();
 }
@@ -250,14 +251,13 @@ absl::Status CheckMemory(const LshShape& s) {
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLshAttention(
     const LshAttentionCall& call) {
   LshShape shape{.form = call.form};
-  absl::Status status = CheckInputs(call);
-  if (status.ok()) status = ReadTensors(call, shape);
-  if (status.ok()) status = ReadScale(call, shape);
-  if (status.ok()) status = ReadChunks(call, shape);
-  if (status.ok()) status = ReadBuckets(call, shape);
-  if (status.ok()) status = ReadRotations(call, shape);
-  if (status.ok()) status = CheckMemory(shape);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckInputs(call));
+  RAPT_RETURN_IF_ERROR(ReadTensors(call, shape));
+  RAPT_RETURN_IF_ERROR(ReadScale(call, shape));
+  RAPT_RETURN_IF_ERROR(ReadChunks(call, shape));
+  RAPT_RETURN_IF_ERROR(ReadBuckets(call, shape));
+  RAPT_RETURN_IF_ERROR(ReadRotations(call, shape));
+  RAPT_RETURN_IF_ERROR(CheckMemory(shape));
   return std::shared_ptr<const TensorOperator>(std::make_shared<const LshAttention>(shape));
 }
 

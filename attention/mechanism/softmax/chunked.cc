@@ -8,14 +8,15 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "attention/attention.h"
 #include "attention/half.h"
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "attention/score/score_params.h"
 #include "base/aligned_buffer.h"
+#include "base/invalid.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -30,39 +31,36 @@ Problem ChunkProblem(const Problem& problem, Streaming streaming, RowRange chunk
 
 absl::Status CheckChunk(absl::string_view name, int64_t rows) {
   if (rows >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " is ", rows, "; it must be at least 1"));
+  return Invalid(name, " is ", rows, "; it must be at least 1");
 }
 
 absl::Status Check(const Problem& problem, const Chunking& chunking, const FieldNames& names) {
-  absl::Status status = Validate(problem, names);
-  if (status.ok()) status = CheckChunk("query_chunk", chunking.query_chunk);
-  if (status.ok()) status = CheckChunk("key_chunk", chunking.key_chunk);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Validate(problem, names));
+  RAPT_RETURN_IF_ERROR(CheckChunk("query_chunk", chunking.query_chunk));
+  RAPT_RETURN_IF_ERROR(CheckChunk("key_chunk", chunking.key_chunk));
   if (chunking.streaming == Streaming::kKeys && problem.score_output == ScoreOutput::kWeights) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "weights cannot be computed while keys stream, because they depend on the last key; stream "
         "the queries instead");
   }
   if (problem.has_position_ids || problem.has_key_position_ids) {
     const Role ids = problem.has_position_ids ? Role::kPositionIds : Role::kKeyPositionIds;
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[ids], " is not supported in chunked calls"));
+    return Invalid(names[ids], " is not supported in chunked calls");
   }
   if (problem.rotary_cache && !problem.rotary_cache->by_position()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        names[Role::kCosCache], " must be [M, r/2] in chunked calls; it has a row for each token"));
+    return Invalid(names[Role::kCosCache],
+                   " must be [M, r/2] in chunked calls; it has a row for each token");
   }
   if (chunking.streaming == Streaming::kKeys && problem.normalizer != Normalizer::kSoftmax) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return Invalid(
         names[Attribute::kNormalizer], " is ", NameOf(problem.normalizer),
-        ", which needs all keys at once, so keys cannot stream; stream the queries instead"));
+        ", which needs all keys at once, so keys cannot stream; stream the queries instead");
   }
   for (const auto& [role, mask] :
        {std::pair{Role::kMask, &problem.mask}, {Role::kBias, &problem.bias}}) {
     if (!*mask || (*mask)->dims[3] == 1 || (*mask)->dims[3] == problem.total_keys()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(names[role], " has ", (*mask)->dims[3],
-                                                   " keys; a chunked call requires 1 or all ",
-                                                   problem.total_keys()));
+    return Invalid(names[role], " has ", (*mask)->dims[3],
+                   " keys; a chunked call requires 1 or all ", problem.total_keys());
   }
   return absl::OkStatus();
 }
@@ -196,7 +194,7 @@ Plan ChunkedPlan::PlanOf(int64_t n) const {
 
 absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& problem, const Chunking& chunking,
                                             const PlanOptions& options, const FieldNames& names) {
-  if (absl::Status status = Check(problem, chunking, names); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Check(problem, chunking, names));
   ChunkedPlan chunked;
   chunked.problem = problem;
   chunked.chunking = chunking;
@@ -208,9 +206,8 @@ absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& problem, const Chunki
   for (const auto& [n, plan] : {std::pair<int64_t, Plan*>{0, &chunked.full},
                                 {std::max<int64_t>(chunks - 1, 0), &chunked.last}}) {
     const RowRange chunk = chunks == 0 ? RowRange{} : chunked.Chunk(n);
-    absl::StatusOr<Plan> made = MakePlan(ChunkProblem(problem, chunking.streaming, chunk), options);
-    if (!made.ok()) return made.status();
-    *plan = *std::move(made);
+    RAPT_ASSIGN_OR_RETURN(*plan,
+                          MakePlan(ChunkProblem(problem, chunking.streaming, chunk), options));
     chunked.workspace_bytes = std::max(chunked.workspace_bytes, plan->workspace_bytes());
   }
   if (chunked.keys_stream()) {

@@ -18,7 +18,9 @@
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "base/check.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -527,12 +529,10 @@ class RaggedAttention final : public TensorOperator {
 
 absl::Status CheckNumbers(const RaggedCall& call) {
   if (call.scale && !std::isfinite(*call.scale)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scale is ", *call.scale, "; it must be finite, or absent for 1 / sqrt(D)"));
+    return Invalid("scale is ", *call.scale, "; it must be finite, or absent for 1 / sqrt(D)");
   }
   if (std::isfinite(call.softcap) && call.softcap >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("softcap is ", call.softcap, "; it must be finite and at least 0"));
+  return Invalid("softcap is ", call.softcap, "; it must be finite and at least 0");
 }
 
 }  // namespace
@@ -574,9 +574,9 @@ bool SeesAll(const RaggedItem& item, int64_t tokens) {
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(
     RaggedCall call, const RaggedSource& source) {
-  if (absl::Status status = CheckNumbers(call); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckNumbers(call));
   auto ragged = std::make_shared<const RaggedAttention>(std::move(call), source);
-  if (absl::Status status = ragged->CheckSizes(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(ragged->CheckSizes());
   return std::shared_ptr<const TensorOperator>(std::move(ragged));
 }
 
