@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/attention_caller.h"
@@ -55,10 +57,9 @@ absl::Status CheckPass(const AttendFlags& flags) {
       {"stream", is_backward && flags.call.caller.stream}};
   for (const auto& [name, is_set] : excluded) {
     if (!is_set) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--", name,
-                     " and --grad are mutually exclusive; --grad computes gradients "
-                     "only, in one message"));
+    return Invalid("--", name,
+                   " and --grad are mutually exclusive; --grad computes gradients "
+                   "only, in one message");
   }
   const std::pair<const char*, bool> dependent[] = {
       {"forward-output", files[Role::kForwardOutput].has_value()},
@@ -67,15 +68,14 @@ absl::Status CheckPass(const AttendFlags& flags) {
       {"gradients", flags.call.gradients.has_value()}};
   for (const auto& [name, is_set] : dependent) {
     if (!is_set || is_backward) continue;
-    return absl::InvalidArgumentError(absl::StrCat("--", name, " needs --grad"));
+    return Invalid("--", name, " needs --grad");
   }
   return absl::OkStatus();
 }
 
 absl::Status SelectOutputs(const AttendFlags& flags, client::AttendCall& call) {
   if (flags.weights && flags.scores) {
-    return absl::InvalidArgumentError(
-        "--weights and --scores are mutually exclusive; a call returns one of them");
+    return Invalid("--weights and --scores are mutually exclusive; a call returns one of them");
   }
   if (flags.weights) call.score_output = client::ScoreOutput::kWeights;
   if (flags.scores) call.score_output = client::ScoreOutput::kScores;
@@ -85,38 +85,36 @@ absl::Status SelectOutputs(const AttendFlags& flags, client::AttendCall& call) {
 
 // InvalidArgument for an unknown gradient, or for several in a file of one array.
 absl::Status CheckGradients(const AttendFlags& flags, const client::BackwardCall& call) {
-  if (absl::Status status = client::CheckGradients(call); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(client::CheckGradients(call));
   const size_t count = client::GradientsWantedBy(call).size();
   if (count == 1 || absl::EndsWith(flags.y, ".npz")) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--output is ", flags.y, ", but there are ", count,
-                   " gradients; only an .npz can contain several arrays"));
+  return Invalid("--output is ", flags.y, ", but there are ", count,
+                 " gradients; only an .npz can contain several arrays");
 }
 
 absl::StatusOr<Report> Forward(const AttendFlags& flags, const LoadedCall& loaded,
                                AttentionCaller& caller) {
-  const absl::StatusOr<client::AttendResult> result = caller.Attend(loaded.call());
-  if (!result.ok()) return result.status();
-  Report report{{}, result->backend, result->plan, result->path};
+  RAPT_ASSIGN_OR_RETURN(const client::AttendResult result, caller.Attend(loaded.call()));
+  Report report{{}, result.backend, result.plan, result.path};
   const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor,
                        HeadAxis head_axis) {
     report.outputs.push_back(
         {name, path, tensor, ShapeInFile(tensor.shape(), head_axis, loaded.is_2d)});
   };
-  add("y", flags.y, result->y, HeadAxis::kNone);
-  if (flags.weights) add("weights", *flags.weights, *result->scores, HeadAxis::kSecond);
-  if (flags.scores) add("scores", *flags.scores, *result->scores, HeadAxis::kSecond);
-  if (flags.lse) add("lse", *flags.lse, *result->lse, HeadAxis::kSecond);
+  add("y", flags.y, result.y, HeadAxis::kNone);
+  if (flags.weights) add("weights", *flags.weights, *result.scores, HeadAxis::kSecond);
+  if (flags.scores) add("scores", *flags.scores, *result.scores, HeadAxis::kSecond);
+  if (flags.lse) add("lse", *flags.lse, *result.lse, HeadAxis::kSecond);
   return report;
 }
 
 // The gradients have the shapes of their inputs' files.
 absl::StatusOr<Report> Backward(const AttendFlags& flags, const LoadedCall& loaded,
                                 AttentionCaller& caller) {
-  const absl::StatusOr<client::BackwardResult> result = caller.AttendBackward(loaded.backward());
-  if (!result.ok()) return result.status();
-  Report report{{}, result->backend, result->plan};
-  for (const GradientRef& gradient : GradientsIn(*result)) {
+  RAPT_ASSIGN_OR_RETURN(const client::BackwardResult result,
+                        caller.AttendBackward(loaded.backward()));
+  Report report{{}, result.backend, result.plan};
+  for (const GradientRef& gradient : GradientsIn(result)) {
     report.outputs.push_back({gradient.name, flags.y, *gradient.tensor,
                               loaded.InputOf(gradient.input).array.shape,
                               NormOf(*gradient.tensor)});

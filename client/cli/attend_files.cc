@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "attention/field_names.h"
+#include "base/status_macros.h"
 #include "client/cli/library_types.h"
 #include "client/cli/tensor_file.h"
 #include "client/cpp/call_fields.h"
@@ -87,9 +88,7 @@ class SourceReader {
 
   absl::Status Open() {
     if (!sources_.archive) return absl::OkStatus();
-    absl::StatusOr<NpzArchive> archive = NpzArchive::Open(*sources_.archive);
-    if (!archive.ok()) return archive.status();
-    archive_ = *std::move(archive);
+    RAPT_ASSIGN_OR_RETURN(archive_, NpzArchive::Open(*sources_.archive));
     return absl::OkStatus();
   }
 
@@ -117,15 +116,14 @@ class SourceReader {
 };
 
 absl::StatusOr<LoadedTensor> FloatTensor(Role role, NpyArray array, const std::string& dtype) {
-  const absl::StatusOr<DType> type = FloatTypeOf(array, std::string(NameOf(role)), dtype);
-  if (!type.ok()) return type.status();
+  RAPT_ASSIGN_OR_RETURN(const DType type, FloatTypeOf(array, std::string(NameOf(role)), dtype));
   Shape shape = array.shape;
-  return LoadedTensor{std::move(array), FromLibrary(*type), std::move(shape)};
+  return LoadedTensor{std::move(array), FromLibrary(type), std::move(shape)};
 }
 
 absl::StatusOr<LoadedTensor> MaskTensor(Role role, NpyArray array, const std::string& dtype) {
   if (IsInteger(array.type)) {
-    if (absl::Status made = MakeBoolean(role, array); !made.ok()) return made;
+    RAPT_RETURN_IF_ERROR(MakeBoolean(role, array));
   }
   if (array.type.kind != 'b' && role != Role::kMask) {
     return absl::InvalidArgumentError(
@@ -210,27 +208,20 @@ absl::Status CheckPresent(const CallSources& sources, const InputArrays& arrays)
 absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
   SourceReader reader(sources);
   InputArrays arrays;
-  absl::Status status = reader.Open();
-  for (Role role : kAllInputs) {
-    if (status.ok()) status = reader.Read(role, &arrays[role]);
-  }
-  if (status.ok()) status = CheckPresent(sources, arrays);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(reader.Open());
+  for (Role role : kAllInputs) RAPT_RETURN_IF_ERROR(reader.Read(role, &arrays[role]));
+  RAPT_RETURN_IF_ERROR(CheckPresent(sources, arrays));
   return arrays;
 }
 
 absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCall* call) {
   for (Role role : kAllInputs) {
     if (!arrays[role] || role == Role::kKeyLengths) continue;
-    absl::StatusOr<LoadedTensor> tensor = TensorOf(role, *std::move(arrays[role]), dtype);
-    if (!tensor.ok()) return tensor.status();
-    call->tensors[role] = *std::move(tensor);
+    RAPT_ASSIGN_OR_RETURN(call->tensors[role], TensorOf(role, *std::move(arrays[role]), dtype));
   }
   const std::optional<NpyArray>& key_lengths = arrays[Role::kKeyLengths];
   if (!key_lengths) return absl::OkStatus();
-  absl::StatusOr<std::vector<int64_t>> lengths = ToLengths("key_lengths", *key_lengths);
-  if (!lengths.ok()) return lengths.status();
-  call->key_lengths = *std::move(lengths);
+  RAPT_ASSIGN_OR_RETURN(call->key_lengths, ToLengths("key_lengths", *key_lengths));
   return absl::OkStatus();
 }
 
@@ -254,21 +245,18 @@ absl::StatusOr<LoadedTensor> IntegerTensor(absl::string_view name, const NpyArra
 
 absl::StatusOr<LoadedTensor> LoadTensor(const std::string& path, std::string_view name,
                                         const std::string& dtype) {
-  absl::StatusOr<NpyArray> array = LoadArray(path, name);
-  if (!array.ok()) return array.status();
-  if (name == "mask") return MaskTensor(Role::kMask, *std::move(array), dtype);
+  RAPT_ASSIGN_OR_RETURN(NpyArray array, LoadArray(path, name));
+  if (name == "mask") return MaskTensor(Role::kMask, std::move(array), dtype);
   if (name == "position_ids" || name == "input_ids")
-    return IntegerTensor({name.data(), name.size()}, *array);
-  const absl::StatusOr<DType> type = FloatTypeOf(*array, std::string(name), dtype);
-  if (!type.ok()) return type.status();
-  Shape shape = array->shape;
-  return LoadedTensor{*std::move(array), FromLibrary(*type), std::move(shape)};
+    return IntegerTensor({name.data(), name.size()}, array);
+  RAPT_ASSIGN_OR_RETURN(const DType type, FloatTypeOf(array, std::string(name), dtype));
+  Shape shape = array.shape;
+  return LoadedTensor{std::move(array), FromLibrary(type), std::move(shape)};
 }
 
 absl::StatusOr<std::vector<int64_t>> LoadLengths(const std::string& path, std::string_view name) {
-  const absl::StatusOr<NpyArray> array = LoadArray(path, name);
-  if (!array.ok()) return array.status();
-  return ToLengths(std::string(name), *array);
+  RAPT_ASSIGN_OR_RETURN(const NpyArray array, LoadArray(path, name));
+  return ToLengths(std::string(name), array);
 }
 
 client::AttendCall LoadedCall::call() const {
@@ -293,11 +281,9 @@ client::BackwardCall LoadedCall::backward() const {
 }
 
 absl::StatusOr<LoadedCall> LoadCall(const CallSources& sources) {
-  absl::StatusOr<InputArrays> arrays = ReadArrays(sources);
-  if (!arrays.ok()) return arrays.status();
+  RAPT_ASSIGN_OR_RETURN(InputArrays arrays, ReadArrays(sources));
   LoadedCall loaded;
-  absl::Status status = MakeTensors(*std::move(arrays), sources.dtype, &loaded);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(MakeTensors(std::move(arrays), sources.dtype, &loaded));
   loaded.is_2d = loaded.tensors[Role::kQ]->shape.size() == 2;
   if (loaded.is_2d) Widen2D(loaded.tensors);
   return loaded;

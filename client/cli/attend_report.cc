@@ -6,9 +6,9 @@
 #include <map>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "base/invalid.h"
 #include "client/cli/commands.h"
 #include "client/console/json.h"
 
@@ -76,9 +76,8 @@ absl::Status NormalizeOutputFiles(const std::vector<OutputFile>& files) {
     *path = std::filesystem::path(*path).lexically_normal().string();
     const auto [other, is_new] = names.emplace(*path, name);
     if (is_new || absl::EndsWith(*path, ".npz")) continue;
-    return absl::InvalidArgumentError(absl::StrCat("--", other->second, " and --", name,
-                                                   " both name ", *path,
-                                                   "; only an .npz can contain several arrays"));
+    return Invalid("--", other->second, " and --", name, " both name ", *path,
+                   "; only an .npz can contain several arrays");
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/cache_flags.h"
@@ -70,27 +71,23 @@ struct LoadedStep {
 };
 
 absl::StatusOr<LoadedStep> Load(const AttendFlags& flags) {
-  absl::StatusOr<CacheQuery> query = LoadQuery(flags.query);
-  if (!query.ok()) return query.status();
-  LoadedStep step{.query = *std::move(query), .k = {}, .v = {}};
+  RAPT_ASSIGN_OR_RETURN(CacheQuery query, LoadQuery(flags.query));
+  LoadedStep step{.query = std::move(query), .k = {}, .v = {}};
   for (const auto& [path, name, out] :
        {std::tuple(&flags.k, "k", &step.k), std::tuple(&flags.v, "v", &step.v)}) {
     if (!*path) continue;
-    absl::StatusOr<LoadedTensor> tensor = LoadTensor(**path, name, flags.query.dtype);
-    if (!tensor.ok()) return tensor.status();
-    *out = *std::move(tensor);
+    RAPT_ASSIGN_OR_RETURN(*out, LoadTensor(**path, name, flags.query.dtype));
   }
   return step;
 }
 
 absl::StatusOr<Report> Attend(const AttendFlags& flags, client::Cache& cache,
                               const client::CacheAttendCall& call) {
-  const absl::StatusOr<client::CacheAttendResult> result = cache.Attend(call);
-  if (!result.ok()) return result.status();
-  Report report{.outputs = {{"y", flags.y, result->y, result->y.shape()}},
-                .backend = result->backend,
-                .plan = result->plan};
-  if (flags.lse) report.outputs.push_back({"lse", *flags.lse, *result->lse, result->lse->shape()});
+  RAPT_ASSIGN_OR_RETURN(const client::CacheAttendResult result, cache.Attend(call));
+  Report report{.outputs = {{"y", flags.y, result.y, result.y.shape()}},
+                .backend = result.backend,
+                .plan = result.plan};
+  if (flags.lse) report.outputs.push_back({"lse", *flags.lse, *result.lse, result.lse->shape()});
   return report;
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 
@@ -32,9 +33,8 @@ std::vector<Flag> ExpectedFlags::Table() {
 
 absl::StatusOr<client::CacheInfo> FindCache(client::Client& server, const std::string& id,
                                             const ExpectedFlags& expected) {
-  absl::StatusOr<client::FoundCaches> found = client::GetCaches(server, {id});
-  if (!found.ok()) return found.status();
-  client::CacheInfo info = std::move(found->caches.at(0));
+  RAPT_ASSIGN_OR_RETURN(client::FoundCaches found, client::GetCaches(server, {id}));
+  client::CacheInfo info = std::move(found.caches.at(0));
   if (expected.generation) info.generation = *expected.generation;
   const auto layers = static_cast<int64_t>(info.lengths.size());
   if (expected.layer < 0 || expected.layer >= layers) {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
 #include "client/cli/tensor_file.h"
 
 namespace rapt {
@@ -26,14 +27,11 @@ std::vector<Flag> CacheQueryFlags::Table() {
 }
 
 absl::StatusOr<CacheQuery> LoadQuery(const CacheQueryFlags& flags) {
-  if (absl::Status status = ValidateDTypeFlag(flags.dtype); !status.ok()) return status;
-  absl::StatusOr<LoadedTensor> q = LoadTensor(flags.flags.operands[1], "q", flags.dtype);
-  if (!q.ok()) return q.status();
-  CacheQuery query{.q = *std::move(q), .head_sink = {}};
+  RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
+  RAPT_ASSIGN_OR_RETURN(LoadedTensor q, LoadTensor(flags.flags.operands[1], "q", flags.dtype));
+  CacheQuery query{.q = std::move(q), .head_sink = {}};
   if (!flags.head_sink) return query;
-  absl::StatusOr<LoadedTensor> sink = LoadTensor(*flags.head_sink, "head_sink", flags.dtype);
-  if (!sink.ok()) return sink.status();
-  query.head_sink = *std::move(sink);
+  RAPT_ASSIGN_OR_RETURN(query.head_sink, LoadTensor(*flags.head_sink, "head_sink", flags.dtype));
   return query;
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "client/cli/cache_flags.h"
 #include "client/cli/cache_report.h"
 #include "client/console/json.h"
@@ -31,9 +32,7 @@ struct ImportFlags {
   absl::StatusOr<client::ImportOptions> Options() const {
     client::ImportOptions options{.name = name};
     if (!lease) return options;
-    const auto time = LeaseOf(*lease);
-    if (!time.ok()) return time.status();
-    options.lease = *time;
+    RAPT_ASSIGN_OR_RETURN(options.lease, LeaseOf(*lease));
     return options;
   }
 };

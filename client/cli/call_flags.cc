@@ -10,6 +10,8 @@
 #include "absl/strings/str_split.h"
 #include "attention/attributes.h"
 #include "base/check.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cli/tensor_file.h"
 #include "client/cpp/call_fields.h"
 
@@ -17,11 +19,10 @@ namespace rapt {
 namespace {
 
 absl::Status SetHeads(const CallFlags& flags, client::AttendCall& call) {
-  absl::Status status = CheckAtLeastOne("heads", flags.heads.value_or(1));
-  if (status.ok()) status = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("heads", flags.heads.value_or(1)));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1)));
   if (flags.kv_heads && !flags.heads) {
-    return absl::InvalidArgumentError("--kv-heads needs --heads");
+    return Invalid("--kv-heads needs --heads");
   }
   call.query_heads = flags.heads.value_or(0);
   call.kv_heads = flags.kv_heads.value_or(call.query_heads);
@@ -30,7 +31,7 @@ absl::Status SetHeads(const CallFlags& flags, client::AttendCall& call) {
 
 absl::Status SetAlignment(const CallFlags& flags, client::AttendCall& call) {
   if (flags.bottom_right && flags.onnx_alignment) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "--bottom-right and --onnx-alignment are both given; queries have one alignment");
   }
   if (flags.bottom_right) call.alignment = client::Alignment::kBottomRight;
@@ -68,15 +69,13 @@ absl::Status SetWindow(const std::vector<int64_t>& window, client::AttendCall& c
 // The mask of --pad-ids. REQUIRES: the layout is set.
 absl::Status SetPadding(const CallFlags& flags, LoadedCall& loaded) {
   if (!flags.pad_ids) {
-    return flags.pad_token ? absl::InvalidArgumentError("--pad-token needs --pad-ids")
-                           : absl::OkStatus();
+    return flags.pad_token ? Invalid("--pad-token needs --pad-ids") : absl::OkStatus();
   }
   if (loaded.tensors[Role::kMask]) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "a mask and --pad-ids are both given; give a mask that hides the padding as well");
   }
-  const absl::StatusOr<NpyArray> ids = LoadArray(*flags.pad_ids, "ids");
-  if (!ids.ok()) return ids.status();
+  RAPT_ASSIGN_OR_RETURN(const NpyArray ids, LoadArray(*flags.pad_ids, "ids"));
   const std::optional<LoadedTensor>& k = loaded.tensors[Role::kK];
   const Shape& shape = (k ? k : loaded.tensors[Role::kQ])->shape;
   if (shape.size() < 3) {
@@ -87,10 +86,9 @@ absl::Status SetPadding(const CallFlags& flags, LoadedCall& loaded) {
   int64_t keys = shape[heads_first ? 2 : 1];
   const std::optional<LoadedTensor>& past = loaded.tensors[Role::kPastKey];
   if (past && past->shape.size() == 4) keys += past->shape[2];
-  absl::StatusOr<LoadedTensor> mask =
-      PaddingMask(*ids, flags.pad_token.value_or(0), shape[0], keys);
-  if (!mask.ok()) return mask.status();
-  loaded.tensors[Role::kMask] = *std::move(mask);
+  RAPT_ASSIGN_OR_RETURN(LoadedTensor mask,
+                        PaddingMask(ids, flags.pad_token.value_or(0), shape[0], keys));
+  loaded.tensors[Role::kMask] = std::move(mask);
   return absl::OkStatus();
 }
 
@@ -100,12 +98,11 @@ absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   call.priority = flags.caller.priority;
   if (flags.only_queries_rotate) call.rotary_keys = false;
   if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
-  absl::Status status = SetAlignment(flags, call);
-  if (status.ok()) status = SetHeads(flags, call);
-  if (status.ok()) status = SetLayout(flags, loaded);
-  if (status.ok()) status = SetWindow(flags.window, call);
-  if (status.ok()) status = SetPadding(flags, loaded);
-  return status;
+  RAPT_RETURN_IF_ERROR(SetAlignment(flags, call));
+  RAPT_RETURN_IF_ERROR(SetHeads(flags, call));
+  RAPT_RETURN_IF_ERROR(SetLayout(flags, loaded));
+  RAPT_RETURN_IF_ERROR(SetWindow(flags.window, call));
+  return SetPadding(flags, loaded);
 }
 
 // A flag that would have no effect is an error.
@@ -233,25 +230,23 @@ std::vector<Flag> CallFlags::StreamTable() {
 std::vector<Flag> CallFlags::CallerTable() { return caller.Table(); }
 
 absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags) {
-  if (absl::Status dtype = ValidateDTypeFlag(flags.sources.dtype); !dtype.ok()) return dtype;
+  RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.sources.dtype));
   CallSources sources = flags.sources;
   sources.values_in_keys = flags.attributes.v_head_size.has_value();
-  absl::StatusOr<LoadedCall> loaded = LoadCall(sources);
-  if (!loaded.ok()) return loaded;
-  if (absl::Status set = SetAttributes(flags, *loaded); !set.ok()) return set;
-  if (absl::Status used = CheckUsed(flags, *loaded); !used.ok()) return used;
-  SetGradients(flags, *loaded);
+  RAPT_ASSIGN_OR_RETURN(LoadedCall loaded, LoadCall(sources));
+  RAPT_RETURN_IF_ERROR(SetAttributes(flags, loaded));
+  RAPT_RETURN_IF_ERROR(CheckUsed(flags, loaded));
+  SetGradients(flags, loaded);
   return loaded;
 }
 
 absl::StatusOr<std::unique_ptr<AttentionCaller>> NewCaller(const CallFlags& flags) {
-  absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
-  if (!server.ok()) return server.status();
-  if (*server == nullptr) return NewLocalCaller();
+  RAPT_ASSIGN_OR_RETURN(std::unique_ptr<client::Client> server, flags.caller.Connect());
+  if (server == nullptr) return NewLocalCaller();
   if (flags.caller.stream) {
-    return NewStreamCaller(*std::move(server), flags.caller.chunk.value_or(0));
+    return NewStreamCaller(std::move(server), flags.caller.chunk.value_or(0));
   }
-  return NewRemoteCaller(*std::move(server));
+  return NewRemoteCaller(std::move(server));
 }
 
 }  // namespace rapt

@@ -1,5 +1,8 @@
 #include "client/cli/caller_flags.h"
 
+#include "base/invalid.h"
+#include "base/status_macros.h"
+
 namespace rapt {
 
 std::vector<Flag> CallerFlags::Table() {
@@ -11,20 +14,18 @@ std::vector<Flag> CallerFlags::Table() {
 }
 
 absl::Status CallerFlags::Check() const {
-  if (chunk && !stream) return absl::InvalidArgumentError("--chunk needs --stream");
+  if (chunk && !stream) return Invalid("--chunk needs --stream");
   if (stream && local) {
-    return absl::InvalidArgumentError(
-        "--stream and --local are mutually exclusive; --stream needs a server");
+    return Invalid("--stream and --local are mutually exclusive; --stream needs a server");
   }
   if (priority != 0 && local) {
-    return absl::InvalidArgumentError(
-        "--priority orders the calls of a server; --local has no server");
+    return Invalid("--priority orders the calls of a server; --local has no server");
   }
   return CheckAtLeastOne("chunk", chunk.value_or(1));
 }
 
 absl::StatusOr<std::unique_ptr<client::Client>> CallerFlags::Connect() const {
-  if (absl::Status checked = Check(); !checked.ok()) return checked;
+  RAPT_RETURN_IF_ERROR(Check());
   if (local) return std::unique_ptr<client::Client>();
   return rapt::Connect(server);
 }

@@ -16,6 +16,8 @@
 #include "absl/strings/str_split.h"
 #include "attention/attributes.h"
 #include "attention/half.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
@@ -106,8 +108,7 @@ absl::StatusOr<std::string> Remove(const std::string& without, LoadedCall& call)
       if (part.by_default && part.remove(call)) removed.push_back(part.name);
     }
     if (!removed.empty()) return absl::StrJoin(removed, ", ");
-    return absl::InvalidArgumentError(
-        "the call has no flag to compare it without; give one, such as --causal");
+    return Invalid("the call has no flag to compare it without; give one, such as --causal");
   }
   for (absl::string_view name : absl::StrSplit(without, ',')) {
     const auto part =
@@ -141,11 +142,10 @@ struct Weights {
 
 absl::StatusOr<Weights> Compute(AttentionCaller& caller, LoadedCall call) {
   call.attributes.score_output = client::ScoreOutput::kWeights;
-  const absl::StatusOr<client::AttendResult> result = caller.Attend(call.call());
-  if (!result.ok()) return result.status();
-  const client::Tensor& tensor = *result->scores;
+  RAPT_ASSIGN_OR_RETURN(const client::AttendResult result, caller.Attend(call.call()));
+  const client::Tensor& tensor = *result.scores;
   const DType dtype = ToLibrary(tensor.dtype());
-  Weights weights{tensor.shape(), {}, result->plan};
+  Weights weights{tensor.shape(), {}, result.plan};
   const int64_t count = static_cast<int64_t>(tensor.bytes().size()) / SizeOf(dtype);
   for (int64_t n = 0; n < count; ++n) {
     weights.values.push_back(LoadElement(tensor.bytes().data(), dtype, n));
@@ -231,15 +231,13 @@ absl::Status CheckIndex(const char* flag, int64_t value, int64_t count) {
 absl::StatusOr<Comparison> Compare(const CompareFlags& flags, std::string without, Weights before,
                                    Weights after) {
   Comparison result{std::move(without), std::move(before), std::move(after), {}, {}, {}, {}, {}};
-  absl::Status status = CheckIndex("batch", flags.batch, result.after.shape[0]);
-  if (status.ok()) status = CheckIndex("head", flags.head, result.after.shape[1]);
-  if (!status.ok()) return status;
-  auto queries = ParseLabels("--queries", flags.query_labels, result.after.shape[2]);
-  if (!queries.ok()) return queries.status();
-  auto keys = ParseLabels("--keys", flags.key_labels, result.after.shape[3]);
-  if (!keys.ok()) return keys.status();
-  result.query_labels = *std::move(queries);
-  result.key_labels = *std::move(keys);
+  RAPT_RETURN_IF_ERROR(CheckIndex("batch", flags.batch, result.after.shape[0]));
+  RAPT_RETURN_IF_ERROR(CheckIndex("head", flags.head, result.after.shape[1]));
+  RAPT_ASSIGN_OR_RETURN(auto queries,
+                        ParseLabels("--queries", flags.query_labels, result.after.shape[2]));
+  RAPT_ASSIGN_OR_RETURN(auto keys, ParseLabels("--keys", flags.key_labels, result.after.shape[3]));
+  result.query_labels = std::move(queries);
+  result.key_labels = std::move(keys);
   result.summary_before = Summarize(result.before);
   result.summary_after = Summarize(result.after);
   result.change = LargestChange(result.before, result.after);
@@ -263,9 +261,8 @@ absl::Status WritePicture(const CompareFlags& flags, const Comparison& compariso
     const absl::Span<const double> head = weights->Head(flags.batch, flags.head);
     figure.heads.push_back({title + comparison.without, {head.begin(), head.end()}});
   }
-  const absl::StatusOr<std::string> rendered = render(DrawHeatMap(figure));
-  if (!rendered.ok()) return rendered.status();
-  return WriteFile(*flags.picture, *rendered);
+  RAPT_ASSIGN_OR_RETURN(const std::string rendered, render(DrawHeatMap(figure)));
+  return WriteFile(*flags.picture, rendered);
 }
 
 void PrintHeatMaps(const CompareFlags& flags, const Comparison& comparison) {
@@ -336,7 +333,7 @@ ExitCode Run(const CompareFlags& flags) {
   absl::StatusOr<Weights> after = Compute(**caller, *call);
   if (!after.ok()) return FailCall(after.status());
   if (after->values.empty()) {
-    return FailUsage(absl::InvalidArgumentError("the call has no weights: an axis is 0"));
+    return FailUsage(Invalid("the call has no weights: an axis is 0"));
   }
 
   const absl::StatusOr<Comparison> comparison =

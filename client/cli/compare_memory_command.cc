@@ -20,6 +20,7 @@
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "base/host_limits.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cli/commands.h"
 #include "client/console/bytes.h"
@@ -296,22 +297,22 @@ ExitCode CompareAll(const CompareFlags& flags) {
 }
 
 absl::Status CheckFlags(const CompareFlags& flags) {
-  absl::Status checked = CheckAtLeastOne("heads", flags.heads);
-  if (checked.ok()) checked = CheckAtLeastOne("head-size", flags.head_size);
-  if (checked.ok()) checked = CheckAtLeastOne("chunk", flags.chunk);
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("heads", flags.heads));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("head-size", flags.head_size));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("chunk", flags.chunk));
   for (const int64_t length : flags.lengths) {
-    if (checked.ok()) checked = CheckAtLeastOne("seq", length);
+    RAPT_RETURN_IF_ERROR(CheckAtLeastOne("seq", length));
     // The score matrix dominates.
     const double bytes = 4.0 * static_cast<double>(flags.heads) * static_cast<double>(length) *
                          static_cast<double>(std::max(length, flags.head_size));
-    if (checked.ok() && bytes > static_cast<double>(ReadHostLimits().memory_bytes) / 2) {
-      checked = absl::InvalidArgumentError(
+    if (bytes > static_cast<double>(ReadHostLimits().memory_bytes) / 2) {
+      return absl::InvalidArgumentError(
           absl::StrFormat("--seq is %d; with %d heads it needs %.1e bytes of scores, more than "
                           "half of this machine's memory",
                           length, flags.heads, bytes));
     }
   }
-  return checked;
+  return absl::OkStatus();
 }
 
 }  // namespace

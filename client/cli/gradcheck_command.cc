@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "attention/half.h"
+#include "base/status_macros.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
@@ -34,9 +35,8 @@ struct GradcheckFlags {
 
 // Draws an array, uniform in [-1, 1]. InvalidArgument for a shape whose size overflows.
 absl::StatusOr<NpyArray> Draw(const Shape& shape, std::mt19937_64& random) {
-  const absl::StatusOr<int64_t> bytes = ByteSize("a drawn tensor", {DType::kFloat64, shape});
-  if (!bytes.ok()) return bytes.status();
-  NpyArray array{kDouble, shape, std::string(static_cast<size_t>(*bytes), '\0')};
+  RAPT_ASSIGN_OR_RETURN(const int64_t bytes, ByteSize("a drawn tensor", {DType::kFloat64, shape}));
+  NpyArray array{kDouble, shape, std::string(static_cast<size_t>(bytes), '\0')};
   for (size_t at = 0; at < array.storage.size(); at += sizeof(double)) {
     const double value = 2 * std::generate_canonical<double, 53>(random) - 1;
     std::memcpy(array.storage.data() + at, &value, sizeof(value));
@@ -46,9 +46,8 @@ absl::StatusOr<NpyArray> Draw(const Shape& shape, std::mt19937_64& random) {
 
 absl::Status DrawTensor(const Shape& shape, std::mt19937_64& random,
                         std::optional<LoadedTensor>* tensor) {
-  absl::StatusOr<NpyArray> array = Draw(shape, random);
-  if (!array.ok()) return array.status();
-  *tensor = LoadedTensor{*std::move(array), client::DType::kFloat64, shape};
+  RAPT_ASSIGN_OR_RETURN(NpyArray array, Draw(shape, random));
+  *tensor = LoadedTensor{std::move(array), client::DType::kFloat64, shape};
   return absl::OkStatus();
 }
 
@@ -61,16 +60,15 @@ absl::Status DrawInputs(const GradcheckFlags& flags, std::mt19937_64& random,
                                     {"head-size", flags.head_size},
                                     {"heads", flags.call.heads.value_or(1)},
                                     {"kv-heads", flags.call.kv_heads.value_or(1)}}) {
-    if (absl::Status status = CheckAtLeastOne(name, value); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckAtLeastOne(name, value));
   }
   const int64_t heads = flags.call.heads.value_or(2);
   const int64_t kv_heads = flags.call.kv_heads.value_or(heads);
   for (const auto& [role, count] :
        {std::pair{Role::kQ, heads}, {Role::kK, kv_heads}, {Role::kV, kv_heads}}) {
     if (role == Role::kV && flags.call.attributes.v_head_size) continue;
-    absl::StatusOr<NpyArray> array = Draw({flags.batch, count, flags.seq, flags.head_size}, random);
-    if (!array.ok()) return array.status();
-    sources->arrays[role] = *std::move(array);
+    RAPT_ASSIGN_OR_RETURN(sources->arrays[role],
+                          Draw({flags.batch, count, flags.seq, flags.head_size}, random));
   }
   return absl::OkStatus();
 }
@@ -114,11 +112,10 @@ absl::Status DrawOutputGradients(LoadedCall& call, std::mt19937_64& random,
   if (call.tensors[Role::kOutputGradient]) return absl::OkStatus();
   client::AttendCall forward = call.call();
   forward.wants_lse = forward.normalizer == client::Normalizer::kSoftmax;
-  const absl::StatusOr<client::AttendResult> result = caller.Attend(forward);
-  if (!result.ok()) return result.status();
-  absl::Status drawn = DrawTensor(result->y.shape(), random, &call.tensors[Role::kOutputGradient]);
-  if (!drawn.ok() || !result->lse || call.tensors[Role::kLseGradient]) return drawn;
-  return DrawTensor(result->lse->shape(), random, &call.tensors[Role::kLseGradient]);
+  RAPT_ASSIGN_OR_RETURN(const client::AttendResult result, caller.Attend(forward));
+  absl::Status drawn = DrawTensor(result.y.shape(), random, &call.tensors[Role::kOutputGradient]);
+  if (!drawn.ok() || !result.lse || call.tensors[Role::kLseGradient]) return drawn;
+  return DrawTensor(result.lse->shape(), random, &call.tensors[Role::kLseGradient]);
 }
 
 void Print(const std::vector<GradientCheck>& checks, bool has_elements) {

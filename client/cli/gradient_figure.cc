@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "attention/half.h"
+#include "base/status_macros.h"
 #include "client/cli/curves.h"
 #include "client/cli/tensor_file.h"
 
@@ -20,8 +21,7 @@ struct GradientCurve {
 
 absl::StatusOr<GradientCurve> CurveOf(std::string name, const NpyArray& array, int64_t batch,
                                       const std::string& dtype) {
-  const absl::StatusOr<DType> type = FloatTypeOf(array, name, dtype);
-  if (!type.ok()) return type.status();
+  RAPT_ASSIGN_OR_RETURN(const DType type, FloatTypeOf(array, name, dtype));
   Shape shape = array.shape;
   if (shape.size() < 2 || shape.size() > 4 || array.size() == 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -38,7 +38,7 @@ absl::StatusOr<GradientCurve> CurveOf(std::string name, const NpyArray& array, i
   GradientCurve curve{std::move(name), std::vector<double>(positions)};
   for (int64_t n = 0; n < heads * positions * size; ++n) {
     const double value =
-        LoadElement(array.bytes().data(), *type, batch * heads * positions * size + n);
+        LoadElement(array.bytes().data(), type, batch * heads * positions * size + n);
     curve.norms[n / size % positions] += value * value;
   }
   for (double& norm : curve.norms) norm = std::sqrt(norm);
@@ -50,19 +50,17 @@ absl::Status Load(const std::string& reference, int64_t batch, const std::string
                   std::vector<GradientCurve>* curves) {
   const auto add = [&](std::string name, const absl::StatusOr<NpyArray>& array) {
     if (!array.ok()) return array.status();
-    absl::StatusOr<GradientCurve> curve = CurveOf(std::move(name), *array, batch, dtype);
-    if (!curve.ok()) return curve.status();
-    curves->push_back(*std::move(curve));
+    RAPT_ASSIGN_OR_RETURN(GradientCurve curve, CurveOf(std::move(name), *array, batch, dtype));
+    curves->push_back(std::move(curve));
     return absl::OkStatus();
   };
   const std::string file = reference.substr(reference.rfind('/') + 1);
   if (!IsNpz(reference)) return add(file, LoadArray(reference, ""));
-  const absl::StatusOr<NpzArchive> archive = NpzArchive::Open(reference);
-  if (!archive.ok()) return archive.status();
+  RAPT_ASSIGN_OR_RETURN(const NpzArchive archive, NpzArchive::Open(reference));
   const size_t before = curves->size();
   for (const char* name : {"dq", "dk", "dv"}) {
-    if (!archive->Has(name)) continue;
-    if (absl::Status added = add(name, archive->Read(name)); !added.ok()) return added;
+    if (!archive.Has(name)) continue;
+    RAPT_RETURN_IF_ERROR(add(name, archive.Read(name)));
   }
   if (curves->size() > before) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
@@ -75,7 +73,7 @@ absl::StatusOr<AttentionFigure> LoadGradientFigure(const std::vector<std::string
                                                    int64_t batch, const std::string& dtype) {
   std::vector<GradientCurve> curves;
   for (const std::string& reference : references) {
-    if (absl::Status loaded = Load(reference, batch, dtype, &curves); !loaded.ok()) return loaded;
+    RAPT_RETURN_IF_ERROR(Load(reference, batch, dtype, &curves));
   }
   if (curves.size() > kMaxCurves) {
     return absl::InvalidArgumentError(

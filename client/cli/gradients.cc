@@ -10,6 +10,7 @@
 
 #include "attention/field_names.h"
 #include "attention/half.h"
+#include "base/status_macros.h"
 #include "client/cli/library_types.h"
 #include "client/cpp/call_fields.h"
 
@@ -55,9 +56,7 @@ class GradientChecker {
   }
 
   absl::Status Run() {
-    absl::StatusOr<client::BackwardResult> result = caller_.AttendBackward(call_);
-    if (!result.ok()) return result.status();
-    result_ = *std::move(result);
+    RAPT_ASSIGN_OR_RETURN(result_, caller_.AttendBackward(call_));
     for (const GradientRef& gradient : GradientsIn(result_)) {
       const client::CallTensor* const input = client::FindCallTensor(kNativeNames[gradient.input]);
       inputs_.push_back(
@@ -74,15 +73,14 @@ class GradientChecker {
       for (double& value : direction) value = 2 * std::generate_canonical<double, 53>(random) - 1;
       all.push_back({input.tensor, input.values, std::move(direction)});
       const double gradient = Dot(all.back().direction, input.gradient);
-      const auto check = Check(input.name, {&all.back(), 1}, gradient, kOfDirections);
-      if (!check.ok()) return check.status();
-      checks.push_back(*check);
+      RAPT_ASSIGN_OR_RETURN(const auto check,
+                            Check(input.name, {&all.back(), 1}, gradient, kOfDirections));
+      checks.push_back(check);
     }
     double sum = 0;
     for (const GradientCheck& check : checks) sum += check.gradient;
-    const auto check = Check("all", all, sum, kOfDirections);
-    if (!check.ok()) return check.status();
-    checks.push_back(*check);
+    RAPT_ASSIGN_OR_RETURN(const auto check, Check("all", all, sum, kOfDirections));
+    checks.push_back(check);
     return checks;
   }
 
@@ -93,13 +91,13 @@ class GradientChecker {
       Moved moved{input.tensor, input.values, Values(input.values.size())};
       for (size_t n = 0; n < input.values.size(); ++n) {
         moved.direction[n] = 1;
-        auto check = Check(input.name, {&moved, 1}, input.gradient[n], kOfElements);
-        if (!check.ok()) return check.status();
+        RAPT_ASSIGN_OR_RETURN(auto check,
+                              Check(input.name, {&moved, 1}, input.gradient[n], kOfElements));
         moved.direction[n] = 0;
-        check->element = static_cast<int64_t>(n);
+        check.element = static_cast<int64_t>(n);
         const bool is_worse =
-            worst.passed != check->passed ? worst.passed : check->difference > worst.difference;
-        if (is_worse || n == 0) worst = *check;
+            worst.passed != check.passed ? worst.passed : check.difference > worst.difference;
+        if (is_worse || n == 0) worst = check;
       }
       checks.push_back(worst);
     }
@@ -133,21 +131,18 @@ class GradientChecker {
                               absl::MakeConstSpan(bytes, values.size() * sizeof(double))});
       shifted.push_back(std::move(values));  // keeps the bytes where they are
     }
-    const absl::StatusOr<client::AttendResult> result = caller_.Attend(call);
-    if (!result.ok()) return result.status();
-    double loss = Dot(dy_, result->y.values<double>());
-    if (call.wants_lse) loss += DotLse(dlse_, result->lse->values<double>());
+    RAPT_ASSIGN_OR_RETURN(const client::AttendResult result, caller_.Attend(call));
+    double loss = Dot(dy_, result.y.values<double>());
+    if (call.wants_lse) loss += DotLse(dlse_, result.lse->values<double>());
     return loss;
   }
 
   absl::StatusOr<GradientCheck> Check(const char* name, absl::Span<const Moved> moved,
                                       double gradient, const Precision& precision) {
-    const absl::StatusOr<double> after = Loss(moved, precision.step);
-    if (!after.ok()) return after.status();
-    const absl::StatusOr<double> before = Loss(moved, -precision.step);
-    if (!before.ok()) return before.status();
+    RAPT_ASSIGN_OR_RETURN(const double after, Loss(moved, precision.step));
+    RAPT_ASSIGN_OR_RETURN(const double before, Loss(moved, -precision.step));
     GradientCheck check{.name = name, .gradient = gradient};
-    check.slope = (*after - *before) / (2 * precision.step);
+    check.slope = (after - before) / (2 * precision.step);
     check.difference = std::abs(check.slope - gradient);
     // False for a NaN.
     check.passed = check.difference <= precision.tolerance * std::max(1.0, std::abs(check.slope));
@@ -188,14 +183,14 @@ absl::StatusOr<std::vector<GradientCheck>> CheckDirections(AttentionCaller& call
                                                            const client::BackwardCall& call,
                                                            std::mt19937_64& random) {
   GradientChecker checker(caller, call);
-  if (absl::Status status = checker.Run(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(checker.Run());
   return checker.CheckDirections(random);
 }
 
 absl::StatusOr<std::vector<GradientCheck>> CheckElements(AttentionCaller& caller,
                                                          const client::BackwardCall& call) {
   GradientChecker checker(caller, call);
-  if (absl::Status status = checker.Run(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(checker.Run());
   return checker.CheckElements();
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/printable.h"
 
@@ -19,10 +20,9 @@ absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, cons
     return labels;
   }
   if (text[0] == '@') {
-    absl::StatusOr<std::string> lines = ReadFile(text.substr(1));
-    if (!lines.ok()) return lines.status();
-    if (!lines->empty() && lines->back() == '\n') lines->pop_back();
-    labels = absl::StrSplit(*lines, '\n');
+    RAPT_ASSIGN_OR_RETURN(std::string lines, ReadFile(text.substr(1)));
+    if (!lines.empty() && lines.back() == '\n') lines.pop_back();
+    labels = absl::StrSplit(lines, '\n');
     for (std::string& label : labels) {  // lines may end as on Windows
       if (absl::EndsWith(label, "\r")) label.pop_back();
     }

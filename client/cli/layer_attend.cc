@@ -11,6 +11,8 @@
 #include "attention/layer/files/layer_files.h"
 #include "attention/layer/layer.h"
 #include "base/host_limits.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
@@ -58,12 +60,9 @@ struct LayerFlags {
 };
 
 absl::Status CheckFlags(LayerFlags& flags) {
-  absl::Status status = flags.caller.Check();
-  if (status.ok()) status = ValidateDTypeFlag(flags.dtype);
-  if (status.ok() && flags.average && !flags.weights) {
-    status = absl::InvalidArgumentError("--average needs --weights");
-  }
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(flags.caller.Check());
+  RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
+  if (flags.average && !flags.weights) return Invalid("--average needs --weights");
   return NormalizeOutputFiles({{"output", &flags.y}, {"weights", PathIn(flags.weights)}});
 }
 
@@ -103,26 +102,22 @@ Report ReportOf(const LayerFlags& flags, bool is_2d, const client::LayerResult& 
 }
 
 absl::StatusOr<Report> ComputeHere(const LayerFlags& flags, const LoadedInputs& loaded) {
-  const absl::StatusOr<LayerFiles> files = ReadLayerFiles(flags.model);
-  if (!files.ok()) return files.status();
+  RAPT_ASSIGN_OR_RETURN(const LayerFiles files, ReadLayerFiles(flags.model));
   ThreadPool pool(ReadHostLimits().cores);
-  absl::StatusOr<std::shared_ptr<const Layer>> layer = MakeLayer(*files, pool);
-  if (!layer.ok()) return layer.status();
+  RAPT_ASSIGN_OR_RETURN(std::shared_ptr<const Layer> layer, MakeLayer(files, pool));
   LayerCall call{.inputs = loaded.inputs.Specs(),
                  .wants_weights = flags.weights && !flags.average,
                  .wants_averaged_weights = flags.average};
   if (flags.causal) call.is_causal = true;
   if (flags.dropout) call.dropout = Dropout{*flags.dropout, flags.seed};
-  const auto op = MakeLayerCall(*std::move(layer), call);
-  if (!op.ok()) return op.status();
-  absl::StatusOr<OperatorResult> computed = RunHere(**op, loaded.inputs.ToArguments());
-  if (!computed.ok()) return computed.status();
+  RAPT_ASSIGN_OR_RETURN(const auto op, MakeLayerCall(std::move(layer), call));
+  RAPT_ASSIGN_OR_RETURN(OperatorResult computed, RunHere(*op, loaded.inputs.ToArguments()));
   const client::LayerResult result{
-      *std::move(computed->outputs[Role::kY]),
-      std::move(computed->outputs[flags.average ? kAveragedWeights : kLayerWeights])};
+      *std::move(computed.outputs[Role::kY]),
+      std::move(computed.outputs[flags.average ? kAveragedWeights : kLayerWeights])};
   Report report = ReportOf(flags, loaded.is_2d, result);
-  report.backend = computed->backend;
-  report.plan = computed->plan;
+  report.backend = computed.backend;
+  report.plan = computed.plan;
   return report;
 }
 
@@ -141,9 +136,8 @@ absl::StatusOr<Report> Send(const LayerFlags& flags, const LoadedInputs& loaded,
                          .priority = flags.caller.priority};
   if (flags.causal) call.causal = true;
   if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
-  const absl::StatusOr<client::LayerResult> result = server.LayerAttend(call);
-  if (!result.ok()) return result.status();
-  return ReportOf(flags, loaded.is_2d, *result);
+  RAPT_ASSIGN_OR_RETURN(const client::LayerResult result, server.LayerAttend(call));
+  return ReportOf(flags, loaded.is_2d, result);
 }
 
 ExitCode Attend(LayerFlags flags) {

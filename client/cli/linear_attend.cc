@@ -8,8 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "attention/mechanism/linear/linear_attention.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/caller_flags.h"
 #include "client/cli/local_operator.h"
@@ -84,23 +85,21 @@ struct LinearFlags {
 
 absl::Status CheckFlags(const LinearFlags& flags) {
   if (flags.k.has_value() != flags.v.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flags.k ? "k is given without v" : "v is given without k",
-                     "; give both, or neither for self-attention"));
+    return Invalid(flags.k ? "k is given without v" : "v is given without k",
+                   "; give both, or neither for self-attention");
   }
   if (flags.caller.stream && flags.attributes.error_rows > 0) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "--stream and --error-rows are mutually exclusive; the exact rows need all keys");
   }
   if (flags.caller.stream && flags.not_causal) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "--stream and --not-causal are mutually exclusive; a chunk does not see later ones");
   }
-  absl::Status status = flags.caller.Check();
-  if (status.ok()) status = ValidateDTypeFlag(flags.dtype);
-  if (status.ok()) status = CheckAtLeastOne("heads", flags.attributes.q_num_heads);
-  if (status.ok()) status = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
-  return status;
+  RAPT_RETURN_IF_ERROR(flags.caller.Check());
+  RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("heads", flags.attributes.q_num_heads));
+  return CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
 }
 
 struct LoadedLinearCall {
@@ -171,17 +170,15 @@ absl::StatusOr<LoadedLinearCall> Load(const LinearFlags& flags) {
 }
 
 absl::StatusOr<LinearResult> ComputeHere(const LoadedLinearCall& loaded) {
-  const auto op = MakeLinearAttention(loaded.InLibrary());
-  if (!op.ok()) return op.status();
-  absl::StatusOr<OperatorResult> computed = RunHere(**op, loaded.inputs.ToArguments());
-  if (!computed.ok()) return computed.status();
+  RAPT_ASSIGN_OR_RETURN(const auto op, MakeLinearAttention(loaded.InLibrary()));
+  RAPT_ASSIGN_OR_RETURN(OperatorResult computed, RunHere(*op, loaded.inputs.ToArguments()));
   LinearResult result;
-  result.output = *std::move(computed->outputs[Role::kY]);
-  result.present_state = std::move(computed->outputs[linear::kPresentState]);
-  result.present_normalizer = std::move(computed->outputs[linear::kPresentNormalizer]);
-  result.backend = computed->backend;
-  result.plan = computed->plan;
-  const std::optional<client::Tensor>& error = computed->outputs[linear::kRelativeError];
+  result.output = *std::move(computed.outputs[Role::kY]);
+  result.present_state = std::move(computed.outputs[linear::kPresentState]);
+  result.present_normalizer = std::move(computed.outputs[linear::kPresentNormalizer]);
+  result.backend = computed.backend;
+  result.plan = computed.plan;
+  const std::optional<client::Tensor>& error = computed.outputs[linear::kRelativeError];
   if (error) result.relative_error = error->values<float>()[0];
   return result;
 }
@@ -269,8 +266,8 @@ int64_t BytesOfTokens(const OperatorInputs& inputs) {
 // Sends the tokens in chunks.
 absl::StatusOr<LinearResult> Stream(const LoadedLinearCall& loaded, const CallerFlags& flags,
                                     client::Client& server) {
-  const auto valid = MakeLinearAttention(loaded.InLibrary());
-  if (!valid.ok()) return valid.status();  // before anything is cut into chunks
+  // Before anything is cut into chunks.
+  RAPT_RETURN_IF_ERROR(MakeLinearAttention(loaded.InLibrary()).status());
   const int64_t length = loaded.inputs.tensors[Role::kQ]->shape[1];
   const int64_t bytes = BytesOfTokens(loaded.inputs);
   const int64_t token_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, length));
@@ -288,7 +285,7 @@ absl::StatusOr<LinearResult> Stream(const LoadedLinearCall& loaded, const Caller
     begin += count;
     bar.Show(begin * token_bytes, bytes);
   } while (begin < length);
-  if (absl::Status status = stream->Finish(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(stream->Finish());
   last->output = outputs.Join();
   return last;
 }

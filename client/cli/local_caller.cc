@@ -13,6 +13,7 @@
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "base/host_limits.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/library_types.h"
@@ -122,7 +123,7 @@ OperatorCall ToLibrary(const client::AttendCall& call) {
 }
 
 absl::StatusOr<OperatorCall> ToLibrary(const client::BackwardCall& call) {
-  if (absl::Status status = CheckGradients(call); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckGradients(call));
   OperatorCall result = ToLibrary(call.call);
   for (Role role : kBackwardInputs) {
     const client::TensorView* tensor = TensorOf(call, role);
@@ -247,9 +248,8 @@ class LocalCaller : public AttentionCaller {
   }
 
   absl::StatusOr<client::BackwardResult> AttendBackward(const client::BackwardCall& call) override {
-    const absl::StatusOr<OperatorCall> backward = ToLibrary(call);
-    if (!backward.ok()) return backward.status();
-    return Compute<client::BackwardResult>(call, *backward);
+    RAPT_ASSIGN_OR_RETURN(const OperatorCall backward, ToLibrary(call));
+    return Compute<client::BackwardResult>(call, backward);
   }
 
   absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
@@ -257,49 +257,45 @@ class LocalCaller : public AttentionCaller {
   }
 
   absl::StatusOr<client::Diagnosis> Diagnose(const client::BackwardCall& call) override {
-    const absl::StatusOr<OperatorCall> backward = ToLibrary(call);
-    if (!backward.ok()) return backward.status();
-    return Explain(call, *backward);
+    RAPT_ASSIGN_OR_RETURN(const OperatorCall backward, ToLibrary(call));
+    return Explain(call, backward);
   }
 
  private:
   template <typename Call>
   absl::StatusOr<client::Diagnosis> Explain(const Call& call, const OperatorCall& in_library) {
-    const absl::StatusOr<ResolvedCall> resolved = Resolve(in_library, kNativeNames);
-    if (!resolved.ok()) return resolved.status();
-    const absl::StatusOr<DiagnosisReport> report = rapt::Diagnose(
-        resolved->problem, InputsOf(call, *resolved), options(), pool_, kNativeNames);
-    if (!report.ok()) return report.status();
-    return ToDiagnosis(call, *report);
+    RAPT_ASSIGN_OR_RETURN(const ResolvedCall resolved, Resolve(in_library, kNativeNames));
+    RAPT_ASSIGN_OR_RETURN(
+        const DiagnosisReport report,
+        rapt::Diagnose(resolved.problem, InputsOf(call, resolved), options(), pool_, kNativeNames));
+    return ToDiagnosis(call, report);
   }
 
   template <typename Result, typename Call>
   absl::StatusOr<Result> Compute(const Call& call, const OperatorCall& in_library) {
-    const absl::StatusOr<ResolvedCall> resolved = Resolve(in_library, kNativeNames);
-    if (!resolved.ok()) return resolved.status();
-    const absl::StatusOr<Plan> plan = MakePlan(resolved->problem, options());
-    if (!plan.ok()) return plan.status();
+    RAPT_ASSIGN_OR_RETURN(const ResolvedCall resolved, Resolve(in_library, kNativeNames));
+    RAPT_ASSIGN_OR_RETURN(const Plan plan, MakePlan(resolved.problem, options()));
 
-    Arguments arguments = InputsOf(call, *resolved);
+    Arguments arguments = InputsOf(call, resolved);
     OutputMap<std::string> outputs;
-    for (Role role : OutputsOf(resolved->problem)) {
-      outputs[role] = NewBuffer(resolved->outputs[role]);
+    for (Role role : OutputsOf(resolved.problem)) {
+      outputs[role] = NewBuffer(resolved.outputs[role]);
       arguments.outputs[role] =
-          resolved->Output(role, reinterpret_cast<std::byte*>(outputs[role].data()));
+          resolved.Output(role, reinterpret_cast<std::byte*>(outputs[role].data()));
     }
 
-    AlignedBuffer workspace(plan->workspace_bytes());
+    AlignedBuffer workspace(plan.workspace_bytes());
     const auto start = std::chrono::steady_clock::now();
-    if (absl::Status ran = Run(*plan, arguments, workspace.span(), pool_); !ran.ok()) return ran;
+    RAPT_RETURN_IF_ERROR(Run(plan, arguments, workspace.span(), pool_));
     Result result;
     result.compute_time = std::chrono::duration_cast<std::chrono::microseconds>(
         std::chrono::steady_clock::now() - start);
-    for (Role role : OutputsOf(resolved->problem)) {
-      Set(role, ToTensor(resolved->outputs[role], std::move(outputs[role])), result);
+    for (Role role : OutputsOf(resolved.problem)) {
+      Set(role, ToTensor(resolved.outputs[role], std::move(outputs[role])), result);
     }
     result.backend =
-        plan->routing.backend == nullptr ? "" : std::string(plan->routing.backend->name());
-    result.plan = plan->Describe();
+        plan.routing.backend == nullptr ? "" : std::string(plan.routing.backend->name());
+    result.plan = plan.Describe();
     return result;
   }
 

@@ -7,6 +7,7 @@
 #include "attention/layer/layer_estimate.h"
 #include "attention/memory_estimate.h"
 #include "base/host_limits.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cli/library_types.h"
 
@@ -67,37 +68,33 @@ absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(const client::MemoryQ
   const LinearTimeOptions linear_time = OptionsOf(question.linear_time);
   client::MemoryEstimates estimates{.estimates = {}, .chunk = kEstimateChunk};
   for (const int64_t length : question.lengths) {
-    const absl::StatusOr<MemoryEstimate> estimate =
-        EstimateMemory(ProblemOf(question, length), options, linear_time);
-    if (!estimate.ok()) return estimate.status();
-    estimates.estimates.push_back({length, estimate->tensor_bytes, estimate->standard_bytes,
-                                   estimate->chunked_bytes, estimate->fused_bytes, estimate->plan,
-                                   ToClient(estimate->inputs), ToClient(estimate->lsh),
-                                   ToClient(estimate->linear)});
+    RAPT_ASSIGN_OR_RETURN(const MemoryEstimate estimate,
+                          EstimateMemory(ProblemOf(question, length), options, linear_time));
+    estimates.estimates.push_back({length, estimate.tensor_bytes, estimate.standard_bytes,
+                                   estimate.chunked_bytes, estimate.fused_bytes, estimate.plan,
+                                   ToClient(estimate.inputs), ToClient(estimate.lsh),
+                                   ToClient(estimate.linear)});
   }
   return estimates;
 }
 
 absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(
     const client::LayerMemoryQuestion& question) {
-  const absl::StatusOr<LayerFiles> files = ReadLayerFiles(question.model);
-  if (!files.ok()) return files.status();
+  RAPT_ASSIGN_OR_RETURN(const LayerFiles files, ReadLayerFiles(question.model));
   const PlanOptions options{.threads = ReadHostLimits().cores};
   ThreadPool pool(options.threads);
-  const absl::StatusOr<std::shared_ptr<const Layer>> layer = MakeLayer(*files, pool);
-  if (!layer.ok()) return layer.status();
-  const DType dtype = question.dtype ? ToLibrary(*question.dtype) : (*layer)->dtype();
+  RAPT_ASSIGN_OR_RETURN(const std::shared_ptr<const Layer> layer, MakeLayer(files, pool));
+  const DType dtype = question.dtype ? ToLibrary(*question.dtype) : layer->dtype();
   client::MemoryEstimates estimates;
   for (const int64_t length : question.lengths) {
-    const absl::StatusOr<LayerEstimate> estimate =
-        EstimateLayer(*layer, dtype, question.batch, length, options);
-    if (!estimate.ok()) return estimate.status();
+    RAPT_ASSIGN_OR_RETURN(const LayerEstimate estimate,
+                          EstimateLayer(layer, dtype, question.batch, length, options));
     estimates.estimates.push_back(
         {.length = length,
-         .tensor_bytes = estimate->inputs + estimate->outputs,
-         .fused_bytes = estimate->workspace,
-         .plan = estimate->plan,
-         .layer = client::LayerEstimate{estimate->weights, estimate->charged}});
+         .tensor_bytes = estimate.inputs + estimate.outputs,
+         .fused_bytes = estimate.workspace,
+         .plan = estimate.plan,
+         .layer = client::LayerEstimate{estimate.weights, estimate.charged}});
   }
   return estimates;
 }

@@ -5,6 +5,7 @@
 #include "attention/attention.h"
 #include "base/aligned_buffer.h"
 #include "base/host_limits.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cli/library_types.h"
 
@@ -16,20 +17,16 @@ absl::StatusOr<OperatorResult> RunHere(const TensorOperator& op, const Arguments
   for (Role role : kOutputs) {
     const std::optional<TensorSpec>& spec = op.outputs()[role];
     if (!spec) continue;
-    const absl::StatusOr<int64_t> size = ByteSize("output", *spec);
-    if (!size.ok()) return size.status();
-    bytes[role].resize(static_cast<size_t>(*size));
+    RAPT_ASSIGN_OR_RETURN(const int64_t size, ByteSize("output", *spec));
+    bytes[role].resize(static_cast<size_t>(size));
     arguments.outputs[role].data = reinterpret_cast<std::byte*>(bytes[role].data());
   }
   ThreadPool pool(ReadHostLimits().cores);
-  const absl::StatusOr<Plan> plan = MakePlan(op, {.threads = pool.workers()});
-  if (!plan.ok()) return plan.status();
-  AlignedBuffer workspace(plan->workspace_bytes());
-  const absl::Status status = Run(op, *plan, arguments, workspace.span(), pool);
-  if (!status.ok()) return status;
-  OperatorResult result{.outputs = {},
-                        .backend = std::string(plan->routing.backend->name()),
-                        .plan = plan->Describe()};
+  RAPT_ASSIGN_OR_RETURN(const Plan plan, MakePlan(op, {.threads = pool.workers()}));
+  AlignedBuffer workspace(plan.workspace_bytes());
+  RAPT_RETURN_IF_ERROR(Run(op, plan, arguments, workspace.span(), pool));
+  OperatorResult result{
+      .outputs = {}, .backend = std::string(plan.routing.backend->name()), .plan = plan.Describe()};
   for (Role role : kOutputs) {
     const std::optional<TensorSpec>& spec = op.outputs()[role];
     if (!spec) continue;

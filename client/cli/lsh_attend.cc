@@ -9,6 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "attention/mechanism/lsh/lsh_attention.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/caller_flags.h"
 #include "client/cli/local_operator.h"
@@ -63,11 +65,10 @@ struct LshFlags {
 
 absl::Status CheckFlags(LshFlags& flags) {
   if (flags.k && flags.call.form == LshForm::kReformer) {
-    return absl::InvalidArgumentError("--k needs --lsh simple; --lsh reformer has --q for keys");
+    return Invalid("--k needs --lsh simple; --lsh reformer has --q for keys");
   }
-  absl::Status status = flags.caller.Check();
-  if (status.ok()) status = ValidateDTypeFlag(flags.dtype);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(flags.caller.Check());
+  RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
   return NormalizeOutputFiles({{"output", &flags.y}, {"bucket-ids", PathIn(flags.bucket_ids)}});
 }
 
@@ -81,14 +82,12 @@ struct LoadedLshCall {
 absl::Status Load(const LshFlags& flags, LoadedLshCall& loaded) {
   const bool is_simple = flags.call.form == LshForm::kSimple;
   const auto or_q = [&](const std::optional<std::string>& path) { return path ? path : flags.q; };
-  absl::StatusOr<OperatorInputs> inputs =
-      LoadInputs({{Role::kQ, "q", flags.q},
-                  {Role::kK, "k", is_simple ? or_q(flags.k) : std::nullopt},
-                  {Role::kV, "v", or_q(flags.v)},
-                  {kLshRotations, "rotations", flags.rotations}},
-                 flags.key_lengths, flags.dtype);
-  if (!inputs.ok()) return inputs.status();
-  loaded.inputs = *std::move(inputs);
+  RAPT_ASSIGN_OR_RETURN(loaded.inputs,
+                        LoadInputs({{Role::kQ, "q", flags.q},
+                                    {Role::kK, "k", is_simple ? or_q(flags.k) : std::nullopt},
+                                    {Role::kV, "v", or_q(flags.v)},
+                                    {kLshRotations, "rotations", flags.rotations}},
+                                   flags.key_lengths, flags.dtype));
   auto& tensors = loaded.inputs.tensors;
   loaded.is_2d = tensors[Role::kQ]->shape.size() == 2;
   for (Role role : {Role::kQ, Role::kK, Role::kV}) {
@@ -134,21 +133,19 @@ absl::StatusOr<Report> ComputeHere(const LshFlags& flags, const LoadedLshCall& l
                                     .scale = call.scale,
                                     .seed = call.seed});
   if (!op.ok()) return op.status();
-  absl::StatusOr<OperatorResult> computed = RunHere(**op, loaded.inputs.ToArguments());
-  if (!computed.ok()) return computed.status();
-  const LshResult result{*std::move(computed->outputs[Role::kY]),
-                         std::move(computed->outputs[kLshBuckets])};
+  RAPT_ASSIGN_OR_RETURN(OperatorResult computed, RunHere(**op, loaded.inputs.ToArguments()));
+  const LshResult result{*std::move(computed.outputs[Role::kY]),
+                         std::move(computed.outputs[kLshBuckets])};
   Report report = ReportOf(flags, loaded.is_2d, result);
-  report.backend = computed->backend;
-  report.plan = computed->plan;
+  report.backend = computed.backend;
+  report.plan = computed.plan;
   return report;
 }
 
 absl::StatusOr<Report> Send(const LshFlags& flags, const LoadedLshCall& loaded,
                             client::Client& server) {
-  const absl::StatusOr<LshResult> result = server.LshAttend(loaded.call);
-  if (!result.ok()) return result.status();
-  return ReportOf(flags, loaded.is_2d, *result);
+  RAPT_ASSIGN_OR_RETURN(const LshResult result, server.LshAttend(loaded.call));
+  return ReportOf(flags, loaded.is_2d, result);
 }
 
 ExitCode Attend(LshFlags flags) {

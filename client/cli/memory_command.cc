@@ -2,6 +2,8 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cli/commands.h"
 #include "client/cli/local_memory.h"
 #include "client/console/bytes.h"
@@ -39,25 +41,21 @@ absl::StatusOr<client::DType> ParseDType(const std::string& name) {
 std::string TypeOf(const MemoryFlags& flags) { return flags.dtype.value_or("fp32"); }
 
 absl::StatusOr<client::MemoryQuestion> QuestionOf(const MemoryFlags& flags) {
-  const absl::StatusOr<client::DType> dtype = ParseDType(TypeOf(flags));
-  if (!dtype.ok()) return dtype.status();
-  absl::Status checked = CheckAtLeastOne("batch", flags.batch);
-  if (checked.ok()) checked = CheckAtLeastOne("heads", flags.heads);
-  if (checked.ok()) checked = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
-  if (checked.ok()) checked = CheckAtLeastOne("head-size", flags.head_size);
-  if (checked.ok()) checked = CheckAtLeastOne("hashes", flags.linear_time.lsh_hashes);
-  if (checked.ok()) checked = CheckAtLeastOne("chunk-length", flags.linear_time.lsh_chunk_length);
-  for (const int64_t length : flags.lengths) {
-    if (checked.ok()) checked = CheckAtLeastOne("seq", length);
-  }
-  if (!checked.ok()) return checked;
+  RAPT_ASSIGN_OR_RETURN(const client::DType dtype, ParseDType(TypeOf(flags)));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("batch", flags.batch));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("heads", flags.heads));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1)));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("head-size", flags.head_size));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("hashes", flags.linear_time.lsh_hashes));
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("chunk-length", flags.linear_time.lsh_chunk_length));
+  for (const int64_t length : flags.lengths) RAPT_RETURN_IF_ERROR(CheckAtLeastOne("seq", length));
   return client::MemoryQuestion{.batch = flags.batch,
                                 .query_heads = flags.heads,
                                 .kv_heads = flags.kv_heads.value_or(flags.heads),
                                 .lengths = flags.lengths,
                                 .head_size = flags.head_size,
                                 .value_head_size = flags.head_size,
-                                .dtype = *dtype,
+                                .dtype = dtype,
                                 .inputs = flags.inputs,
                                 .linear_time = flags.linear_time};
 }
@@ -66,21 +64,16 @@ absl::StatusOr<client::LayerMemoryQuestion> LayerQuestionOf(const MemoryFlags& f
   const MemoryFlags usual;
   if (flags.heads != usual.heads || flags.kv_heads || flags.head_size != usual.head_size ||
       flags.inputs != usual.inputs || flags.linear_time != usual.linear_time) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "--model is given: a layer has sizes of its own; only --batch, --seq and --dtype go with "
         "it");
   }
   client::LayerMemoryQuestion question{
       .model = *flags.model, .batch = flags.batch, .lengths = flags.lengths};
-  absl::Status checked = CheckAtLeastOne("batch", flags.batch);
-  for (const int64_t length : flags.lengths) {
-    if (checked.ok()) checked = CheckAtLeastOne("seq", length);
-  }
-  if (!checked.ok()) return checked;
+  RAPT_RETURN_IF_ERROR(CheckAtLeastOne("batch", flags.batch));
+  for (const int64_t length : flags.lengths) RAPT_RETURN_IF_ERROR(CheckAtLeastOne("seq", length));
   if (!flags.dtype) return question;
-  const absl::StatusOr<client::DType> dtype = ParseDType(*flags.dtype);
-  if (!dtype.ok()) return dtype.status();
-  question.dtype = *dtype;
+  RAPT_ASSIGN_OR_RETURN(question.dtype, ParseDType(*flags.dtype));
   return question;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/checked_math.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -17,7 +18,7 @@ constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kMaxRank = 32;  // NumPy's own limit up to version 1
 constexpr size_t kHeaderAlignment = 64;
 
-absl::Status Invalid(std::string_view what) {
+absl::Status Unusable(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrFormat("not a usable .npy file: %s", what));
 }
 
@@ -36,32 +37,32 @@ class HeaderParser {
   absl::StatusOr<Header> Parse() {
     Header header;
     bool has_descr = false, has_order = false, has_shape = false;
-    if (!Accept('{')) return Invalid("its header is not a dictionary");
+    if (!Accept('{')) return Unusable("its header is not a dictionary");
     while (!Accept('}')) {
       const std::optional<std::string_view> key = String();
-      if (!key || !Accept(':')) return Invalid("its header is not a dictionary");
+      if (!key || !Accept(':')) return Unusable("its header is not a dictionary");
       if (*key == "descr") {
         const std::optional<std::string_view> descr = String();
-        if (!descr) return Invalid("its elements are records; they must be plain numbers");
+        if (!descr) return Unusable("its elements are records; they must be plain numbers");
         header.descr = *descr;
         has_descr = true;
       } else if (*key == "fortran_order") {
         const std::optional<bool> order = Boolean();
-        if (!order) return Invalid("fortran_order in its header is neither True nor False");
+        if (!order) return Unusable("fortran_order in its header is neither True nor False");
         header.fortran_order = *order;
         has_order = true;
       } else if (*key == "shape") {
         std::optional<Shape> shape = Tuple();
-        if (!shape) return Invalid("shape in its header is not a tuple of sizes");
+        if (!shape) return Unusable("shape in its header is not a tuple of sizes");
         header.shape = *std::move(shape);
         has_shape = true;
       } else {
-        return Invalid("its header has an unknown key");
+        return Unusable("its header has an unknown key");
       }
-      if (!Accept(',') && Peek() != '}') return Invalid("its header is not a dictionary");
+      if (!Accept(',') && Peek() != '}') return Unusable("its header is not a dictionary");
     }
     if (!has_descr || !has_order || !has_shape) {
-      return Invalid("its header lacks descr, fortran_order or shape");
+      return Unusable("its header lacks descr, fortran_order or shape");
     }
     return header;
   }
@@ -129,7 +130,7 @@ class HeaderParser {
 absl::StatusOr<NpyType> ParseType(std::string_view descr) {
   if (descr == "bfloat16") return NpyType{'V', 2};
   if (!descr.empty() && descr[0] == '>') {
-    return Invalid("its elements are big-endian; save it with .astype(a.dtype.newbyteorder('<'))");
+    return Unusable("its elements are big-endian; save it with .astype(a.dtype.newbyteorder('<'))");
   }
   constexpr std::string_view kKnown[] = {"f2", "f4", "f8", "i1", "i2", "i4", "i8",
                                          "u1", "u2", "u4", "u8", "b1", "V2"};
@@ -137,8 +138,8 @@ absl::StatusOr<NpyType> ParseType(std::string_view descr) {
   const std::string_view type = descr.substr(has_order ? 1 : 0);
   if (std::find(std::begin(kKnown), std::end(kKnown), type) == std::end(kKnown)) {
     // Truncated, since the name may be hostile.
-    return Invalid(absl::StrFormat("its elements are '%s'; they must be floats, integers or bools",
-                                   descr.substr(0, 16)));
+    return Unusable(absl::StrFormat("its elements are '%s'; they must be floats, integers or bools",
+                                    descr.substr(0, 16)));
   }
   return NpyType{type[0], type[1] - '0'};
 }
@@ -182,34 +183,32 @@ struct ParsedHeader {
 
 // Parses and checks the header.
 absl::StatusOr<ParsedHeader> ReadHeader(std::string_view text) {
-  if (text.substr(0, kMagic.size()) != kMagic) return Invalid("it does not start with \\x93NUMPY");
+  if (text.substr(0, kMagic.size()) != kMagic) return Unusable("it does not start with \\x93NUMPY");
   const auto byte = [text](size_t i) -> size_t { return static_cast<unsigned char>(text[i]); };
-  if (text.size() < 10) return Invalid("it ends within its header");
+  if (text.size() < 10) return Unusable("it ends within its header");
   const size_t major = byte(6);
   if (major < 1 || major > 3) {
-    return Invalid(absl::StrFormat("its format version is %d; it must be 1 to 3", major));
+    return Unusable(absl::StrFormat("its format version is %d; it must be 1 to 3", major));
   }
   const size_t header_start = major == 1 ? 10 : 12;
-  if (text.size() < header_start) return Invalid("it ends within its header");
+  if (text.size() < header_start) return Unusable("it ends within its header");
   const size_t header_bytes =
       byte(8) | byte(9) << 8 | (major == 1 ? 0 : byte(10) << 16 | byte(11) << 24);
-  if (text.size() - header_start < header_bytes) return Invalid("it ends within its header");
+  if (text.size() - header_start < header_bytes) return Unusable("it ends within its header");
 
-  const absl::StatusOr<Header> header =
-      HeaderParser(text.substr(header_start, header_bytes)).Parse();
-  if (!header.ok()) return header.status();
-  const absl::StatusOr<NpyType> type = ParseType(header->descr);
-  if (!type.ok()) return type.status();
+  RAPT_ASSIGN_OR_RETURN(const Header header,
+                        HeaderParser(text.substr(header_start, header_bytes)).Parse());
+  RAPT_ASSIGN_OR_RETURN(const NpyType type, ParseType(header.descr));
 
-  const std::optional<int64_t> expected = ElementBytes(header->shape, type->bytes);
+  const std::optional<int64_t> expected = ElementBytes(header.shape, type.bytes);
   const size_t first_byte = header_start + header_bytes;
   const size_t actual = text.size() - first_byte;
   if (!expected || static_cast<size_t>(*expected) != actual) {
-    return Invalid(
+    return Unusable(
         absl::StrFormat("%s of shape %s does not match the %d bytes that follow the header",
-                        ToString(*type), ToString(header->shape), actual));
+                        ToString(type), ToString(header.shape), actual));
   }
-  return ParsedHeader{{*type, header->shape, {}, first_byte}, header->fortran_order};
+  return ParsedHeader{{type, header.shape, {}, first_byte}, header.fortran_order};
 }
 
 // Converts the elements to C order if needed.
@@ -243,17 +242,15 @@ std::string ToString(NpyType type) {
 int64_t NpyArray::size() const { return static_cast<int64_t>(bytes().size()) / type.bytes; }
 
 absl::StatusOr<NpyArray> ParseNpy(std::string file) {
-  absl::StatusOr<ParsedHeader> header = ReadHeader(file);
-  if (!header.ok()) return header.status();
-  header->array.storage = std::move(file);
-  return InCOrder(*std::move(header));
+  RAPT_ASSIGN_OR_RETURN(ParsedHeader header, ReadHeader(file));
+  header.array.storage = std::move(file);
+  return InCOrder(std::move(header));
 }
 
 absl::StatusOr<NpyArray> ParseNpy(std::shared_ptr<const MappedFile> file) {
-  absl::StatusOr<ParsedHeader> header = ReadHeader(file->content());
-  if (!header.ok()) return header.status();
-  header->array.file = std::move(file);
-  return InCOrder(*std::move(header));
+  RAPT_ASSIGN_OR_RETURN(ParsedHeader header, ReadHeader(file->content()));
+  header.array.file = std::move(file);
+  return InCOrder(std::move(header));
 }
 
 std::string FormatNpy(NpyType type, const Shape& shape, absl::Span<const std::byte> elements) {

@@ -1,7 +1,6 @@
 #include "client/cli/operator_inputs.h"
 
-#include <utility>
-
+#include "base/status_macros.h"
 #include "client/cli/library_types.h"
 
 namespace rapt {
@@ -39,14 +38,10 @@ absl::StatusOr<OperatorInputs> LoadInputs(const std::vector<InputFile>& files,
   OperatorInputs inputs;
   for (const auto& [role, name, path] : files) {
     if (!path) continue;
-    absl::StatusOr<LoadedTensor> tensor = LoadTensor(*path, name, dtype);
-    if (!tensor.ok()) return tensor.status();
-    inputs.tensors[role] = *std::move(tensor);
+    RAPT_ASSIGN_OR_RETURN(inputs.tensors[role], LoadTensor(*path, name, dtype));
   }
   if (!key_lengths) return inputs;
-  absl::StatusOr<std::vector<int64_t>> lengths = LoadLengths(*key_lengths, "key_lengths");
-  if (!lengths.ok()) return lengths.status();
-  inputs.key_lengths = *std::move(lengths);
+  RAPT_ASSIGN_OR_RETURN(inputs.key_lengths, LoadLengths(*key_lengths, "key_lengths"));
   return inputs;
 }
 

@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cli/commands.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/command_line.h"
@@ -33,30 +35,26 @@ absl::StatusOr<int64_t> Needed(std::string_view pattern, std::string_view flag,
 absl::StatusOr<client::Tensor> MakePattern(const std::string& name, const PatternFlags& flags) {
   if (name == "neighbourhood") {
     if (flags.shape.empty()) {
-      return absl::InvalidArgumentError("neighbourhood needs --shape");
+      return Invalid("neighbourhood needs --shape");
     }
-    const absl::StatusOr<int64_t> kernel = Needed(name, "kernel", flags.kernel);
-    if (!kernel.ok()) return kernel.status();
-    return client::NeighbourhoodMask(flags.shape, *kernel, flags.dilation);
+    RAPT_ASSIGN_OR_RETURN(const int64_t kernel, Needed(name, "kernel", flags.kernel));
+    return client::NeighbourhoodMask(flags.shape, kernel, flags.dilation);
   }
   if (name != "longformer" && name != "strided" && name != "bigbird") {
     return absl::InvalidArgumentError(absl::StrFormat(
         "unknown pattern '%s'; it must be longformer, strided, bigbird or neighbourhood", name));
   }
-  const absl::StatusOr<int64_t> length = Needed(name, "length", flags.length);
-  if (!length.ok()) return length.status();
+  RAPT_ASSIGN_OR_RETURN(const int64_t length, Needed(name, "length", flags.length));
   if (name == "longformer") {
-    const absl::StatusOr<int64_t> window = Needed(name, "window", flags.window);
-    if (!window.ok()) return window.status();
-    return client::LongformerMask(*length, *window, flags.global);
+    RAPT_ASSIGN_OR_RETURN(const int64_t window, Needed(name, "window", flags.window));
+    return client::LongformerMask(length, window, flags.global);
   }
   if (name == "strided") {
-    const absl::StatusOr<int64_t> stride = Needed(name, "stride", flags.stride);
-    if (!stride.ok()) return stride.status();
-    return client::StridedMask(*length, *stride);
+    RAPT_ASSIGN_OR_RETURN(const int64_t stride, Needed(name, "stride", flags.stride));
+    return client::StridedMask(length, stride);
   }
   client::BigBird bigbird = flags.bigbird;
-  bigbird.length = *length;
+  bigbird.length = length;
   return client::BigBirdBlockMask(bigbird);
 }
 

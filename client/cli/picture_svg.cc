@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/status_macros.h"
 #include "client/cli/picture.h"
 #include "client/console/json.h"
 #include "client/console/xml.h"
@@ -70,12 +71,11 @@ struct Element {
                            text.bold ? " font-weight=\"bold\"" : "", EscapeXml(text.text));
   }
   absl::StatusOr<std::string> operator()(const Pixels& pixels) const {
-    const absl::StatusOr<std::string> png = EncodePng(pixels);
-    if (!png.ok()) return png.status();
+    RAPT_ASSIGN_OR_RETURN(const std::string png, EncodePng(pixels));
     return absl::StrFormat(
         "<image %s preserveAspectRatio=\"none\" style=\"image-rendering:pixelated\" "
         "href=\"data:image/png;base64,%s\"/>\n",
-        Box(pixels.x, pixels.y, pixels.width, pixels.height), absl::Base64Escape(*png));
+        Box(pixels.x, pixels.y, pixels.width, pixels.height), absl::Base64Escape(png));
   }
 };
 
@@ -159,22 +159,20 @@ absl::StatusOr<std::string> RenderSvg(const Picture& picture) {
       "<rect width=\"%s\" height=\"%s\" fill=\"#ffffff\"/>\n",
       width, height, width, height, kFonts, EscapeXml(picture.title), width, height);
   for (const Figure& figure : picture.figures) {
-    const absl::StatusOr<std::string> element = std::visit(Element{}, figure);
-    if (!element.ok()) return element.status();
-    svg.append(*element);
+    RAPT_ASSIGN_OR_RETURN(const std::string element, std::visit(Element{}, figure));
+    svg.append(element);
   }
   svg.append("</svg>\n");
   return svg;
 }
 
 absl::StatusOr<std::string> RenderHtml(const Picture& picture) {
-  const absl::StatusOr<std::string> svg = RenderSvg(picture);
-  if (!svg.ok()) return svg.status();
+  RAPT_ASSIGN_OR_RETURN(const std::string svg, RenderSvg(picture));
   return absl::StrFormat(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>%s</title>\n"
       "<style>%s</style>\n</head>\n<body>\n<main>\n%s</main>\n<div id=\"tip\"></div>\n"
       "<script>\nconst grids = %s;%s</script>\n</body>\n</html>\n",
-      EscapeXml(picture.title), kPageStyle, *svg, GridsAsJson(picture), kPageScript);
+      EscapeXml(picture.title), kPageStyle, svg, GridsAsJson(picture), kPageScript);
 }
 
 }  // namespace rapt

@@ -7,6 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "attention/half.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cli/commands.h"
 #include "client/cli/curves.h"
 #include "client/cli/gradient_figure.h"
@@ -44,13 +46,11 @@ struct WeightFile {
 };
 
 absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotFlags& flags) {
-  const absl::StatusOr<NpyArray> array = LoadArray(reference, "weights");
-  if (!array.ok()) return array.status();
-  const bool is_mask = array->type == NpyType{'b', 1};
-  const absl::StatusOr<DType> dtype =
-      is_mask ? DType::kBool : FloatTypeOf(*array, reference, flags.dtype);
-  if (!dtype.ok()) return dtype.status();
-  Shape shape = array->shape;
+  RAPT_ASSIGN_OR_RETURN(const NpyArray array, LoadArray(reference, "weights"));
+  const bool is_mask = array.type == NpyType{'b', 1};
+  RAPT_ASSIGN_OR_RETURN(const DType dtype,
+                        is_mask ? DType::kBool : FloatTypeOf(array, reference, flags.dtype));
+  Shape shape = array.shape;
   if (shape.size() < 2 || shape.size() > 4) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s has shape %s; weights are [queries, keys], [heads, queries, keys] or "
@@ -58,9 +58,9 @@ absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotF
                         reference, ToString(shape)));
   }
   while (shape.size() < 4) shape.insert(shape.begin(), 1);
-  if (array->size() == 0) {
-    return absl::InvalidArgumentError(absl::StrFormat("%s has shape %s; it must not be empty",
-                                                      reference, ToString(array->shape)));
+  if (array.size() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has shape %s; it must not be empty", reference, ToString(array.shape)));
   }
   if (flags.batch < 0 || flags.batch >= shape[0]) {
     return absl::InvalidArgumentError(absl::StrFormat("--batch is %d; %s has batch rows 0 to %d",
@@ -71,9 +71,9 @@ absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotF
   const int64_t size = shape[1] * shape[2] * shape[3];
   weights.values.reserve(size);
   for (int64_t at = flags.batch * size; at < (flags.batch + 1) * size; ++at) {
-    const std::byte* elements = array->bytes().data();
+    const std::byte* elements = array.bytes().data();
     weights.values.push_back(is_mask ? static_cast<double>(elements[at] != std::byte{0})
-                                     : LoadElement(elements, *dtype, at));
+                                     : LoadElement(elements, dtype, at));
   }
   return weights;
 }
@@ -121,9 +121,8 @@ std::vector<std::string> TitlesOf(const std::vector<std::string>& references) {
 
 absl::Status AddHeads(const WeightFile& file, const PlotFlags& flags, const std::string& name,
                       AttentionFigure* figure) {
-  const absl::StatusOr<std::vector<int64_t>> heads = ParseHeads(flags.heads, file);
-  if (!heads.ok()) return heads.status();
-  for (const int64_t head : *heads) {
+  RAPT_ASSIGN_OR_RETURN(const std::vector<int64_t> heads, ParseHeads(flags.heads, file));
+  for (const int64_t head : heads) {
     const auto first = file.values.begin() + head * file.queries * file.keys;
     std::string title = name;
     if (file.heads > 1) absl::StrAppend(&title, name.empty() ? "" : ", ", "head ", head);
@@ -140,33 +139,29 @@ absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& refer
   const std::vector<std::string> titles = TitlesOf(references);
   for (size_t n = 0; n < references.size(); ++n) {
     const std::string& reference = references[n];
-    const absl::StatusOr<WeightFile> file = LoadWeights(reference, flags);
-    if (!file.ok()) return file.status();
-    masks = masks && file->is_mask;
+    RAPT_ASSIGN_OR_RETURN(const WeightFile file, LoadWeights(reference, flags));
+    masks = masks && file.is_mask;
     if (figure.heads.empty()) {
-      queries = file->queries;
-      keys = file->keys;
+      queries = file.queries;
+      keys = file.keys;
     }
-    if (file->queries != queries || file->keys != keys) {
+    if (file.queries != queries || file.keys != keys) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "%s is %d x %d, %s is %d x %d; all files must have the same queries and keys",
-          references.front(), queries, keys, reference, file->queries, file->keys));
+          references.front(), queries, keys, reference, file.queries, file.keys));
     }
-    const absl::Status added = AddHeads(*file, flags, titles[n], &figure);
-    if (!added.ok()) return added;
+    RAPT_RETURN_IF_ERROR(AddHeads(file, flags, titles[n], &figure));
   }
   const char* const title = flags.curves ? "Values by position"
                             : masks      ? "Mask"
                                          : "Attention weights";
   figure.title = flags.title.value_or(title);
-  absl::StatusOr<std::vector<std::string>> query_labels =
-      ParseLabels("--queries", flags.query_labels, queries);
-  if (!query_labels.ok()) return query_labels.status();
-  absl::StatusOr<std::vector<std::string>> key_labels =
-      ParseLabels("--keys", flags.key_labels, keys);
-  if (!key_labels.ok()) return key_labels.status();
-  figure.query_labels = *std::move(query_labels);
-  figure.key_labels = *std::move(key_labels);
+  RAPT_ASSIGN_OR_RETURN(std::vector<std::string> query_labels,
+                        ParseLabels("--queries", flags.query_labels, queries));
+  RAPT_ASSIGN_OR_RETURN(std::vector<std::string> key_labels,
+                        ParseLabels("--keys", flags.key_labels, keys));
+  figure.query_labels = std::move(query_labels);
+  figure.key_labels = std::move(key_labels);
   return figure;
 }
 
@@ -174,9 +169,8 @@ absl::StatusOr<std::vector<int64_t>> ParseCurves(const std::string& text,
                                                  const std::vector<std::string>& labels) {
   std::vector<int64_t> columns;
   for (absl::string_view part : absl::StrSplit(text, ',')) {
-    const absl::StatusOr<int64_t> column = FindLabel("--curves", labels, std::string(part));
-    if (!column.ok()) return column.status();
-    columns.push_back(*column);
+    RAPT_ASSIGN_OR_RETURN(const int64_t column, FindLabel("--curves", labels, std::string(part)));
+    columns.push_back(column);
   }
   if (columns.size() <= kMaxCurves) return columns;
   return absl::InvalidArgumentError(absl::StrFormat(
@@ -185,14 +179,13 @@ absl::StatusOr<std::vector<int64_t>> ParseCurves(const std::string& text,
 
 absl::StatusOr<AttentionFigure> LoadGradients(const std::vector<std::string>& references,
                                               const PlotFlags& flags) {
-  absl::StatusOr<AttentionFigure> figure = LoadGradientFigure(references, flags.batch, flags.dtype);
-  if (!figure.ok()) return figure.status();
-  figure->title = flags.title.value_or("Norm of the gradient by position");
+  RAPT_ASSIGN_OR_RETURN(AttentionFigure figure,
+                        LoadGradientFigure(references, flags.batch, flags.dtype));
+  figure.title = flags.title.value_or("Norm of the gradient by position");
   const auto positions =
-      static_cast<int64_t>(figure->heads[0].values.size() / figure->key_labels.size());
-  auto labels = ParseLabels("--queries", flags.query_labels, positions);
-  if (!labels.ok()) return labels.status();
-  figure->query_labels = *std::move(labels);
+      static_cast<int64_t>(figure.heads[0].values.size() / figure.key_labels.size());
+  RAPT_ASSIGN_OR_RETURN(figure.query_labels,
+                        ParseLabels("--queries", flags.query_labels, positions));
   return figure;
 }
 
@@ -203,45 +196,36 @@ absl::StatusOr<Picture> Draw(const AttentionFigure& figure, const PlotFlags& fla
     return DrawCurves(figure, all, {.columns = "gradients"});
   }
   if (flags.curves) {
-    const auto columns = ParseCurves(*flags.curves, figure.key_labels);
-    if (!columns.ok()) return columns.status();
+    RAPT_ASSIGN_OR_RETURN(const auto columns, ParseCurves(*flags.curves, figure.key_labels));
     CurveTitles titles;  // labels say more
     if (!flags.key_labels.empty()) titles.columns.clear();
     if (!flags.query_labels.empty()) titles.rows.clear();
-    return DrawCurves(figure, *columns, std::move(titles));
+    return DrawCurves(figure, columns, std::move(titles));
   }
   if (!flags.query) return DrawHeatMap(figure);
-  const absl::StatusOr<int64_t> query = FindLabel("--query", figure.query_labels, *flags.query);
-  if (!query.ok()) return query.status();
-  return DrawBars(figure, *query);
+  RAPT_ASSIGN_OR_RETURN(const int64_t query,
+                        FindLabel("--query", figure.query_labels, *flags.query));
+  return DrawBars(figure, query);
 }
 
 absl::Status Write(const Picture& picture, const PlotFlags& flags) {
-  const absl::StatusOr<Renderer> render = RendererFor(flags.output);
-  if (!render.ok()) return render.status();
-  const absl::StatusOr<std::string> rendered = (*render)(picture);
-  if (!rendered.ok()) return rendered.status();
-  return WriteFile(flags.output, *rendered);
+  RAPT_ASSIGN_OR_RETURN(const Renderer render, RendererFor(flags.output));
+  RAPT_ASSIGN_OR_RETURN(const std::string rendered, render(picture));
+  return WriteFile(flags.output, rendered);
 }
 
 // Of one head of 64; more heads shift the curves and hardly bend them.
 absl::Status PlotScaling(const std::vector<std::string>& files, const PlotFlags& flags) {
   if (!files.empty() || flags.query || flags.curves || flags.gradients) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "--scaling draws estimates; it excludes files, --query, --curves and --gradients");
   }
-  absl::Status checked;
-  for (const int64_t length : flags.lengths) {
-    if (checked.ok()) checked = CheckAtLeastOne("seq", length);
-  }
-  if (!checked.ok()) return checked;
-  const absl::StatusOr<client::MemoryEstimates> estimates =
-      EstimateMemoryHere({.kv_heads = 1, .lengths = flags.lengths, .value_head_size = 64});
-  if (!estimates.ok()) return estimates.status();
+  for (const int64_t length : flags.lengths) RAPT_RETURN_IF_ERROR(CheckAtLeastOne("seq", length));
+  RAPT_ASSIGN_OR_RETURN(
+      const client::MemoryEstimates estimates,
+      EstimateMemoryHere({.kv_heads = 1, .lengths = flags.lengths, .value_head_size = 64}));
   const std::string title = flags.title.value_or("Memory of one head of 64 by length, FP32");
-  if (absl::Status written = Write(DrawScaling(*estimates, title), flags); !written.ok()) {
-    return written;
-  }
+  RAPT_RETURN_IF_ERROR(Write(DrawScaling(estimates, title), flags));
   if (!flags.json) return absl::OkStatus();
   JsonWriter json;
   json.BeginObject().Key("output").String(flags.output);
@@ -252,33 +236,30 @@ absl::Status PlotScaling(const std::vector<std::string>& files, const PlotFlags&
 
 absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags) {
   if (files.empty()) {
-    return absl::InvalidArgumentError(
-        "no file with weights given; usage: rapt plot WEIGHTS.npy -o PICTURE");
+    return Invalid("no file with weights given; usage: rapt plot WEIGHTS.npy -o PICTURE");
   }
   if (flags.query && flags.curves) {
-    return absl::InvalidArgumentError("--query and --curves are both set; set one of them");
+    return Invalid("--query and --curves are both set; set one of them");
   }
   if (flags.gradients &&
       (flags.query || flags.curves || flags.heads != "all" || !flags.key_labels.empty())) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "--gradients draws norms over all heads; it excludes --query, --curves, --heads and "
         "--keys");
   }
-  if (absl::Status dtype = ValidateDTypeFlag(flags.dtype); !dtype.ok()) return dtype;
-  if (const auto render = RendererFor(flags.output); !render.ok()) return render.status();
-  const absl::StatusOr<AttentionFigure> figure =
-      flags.gradients ? LoadGradients(files, flags) : LoadFigure(files, flags);
-  if (!figure.ok()) return figure.status();
-  const absl::StatusOr<Picture> picture = Draw(*figure, flags);
-  if (!picture.ok()) return picture.status();
-  if (absl::Status written = Write(*picture, flags); !written.ok()) return written;
+  RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
+  RAPT_RETURN_IF_ERROR(RendererFor(flags.output).status());
+  RAPT_ASSIGN_OR_RETURN(const AttentionFigure figure,
+                        flags.gradients ? LoadGradients(files, flags) : LoadFigure(files, flags));
+  RAPT_ASSIGN_OR_RETURN(const Picture picture, Draw(figure, flags));
+  RAPT_RETURN_IF_ERROR(Write(picture, flags));
 
   if (flags.json) {
     JsonWriter json;
     json.BeginObject().Key("output").String(flags.output);
-    json.Key("panels").Integer(figure->heads.size());
-    json.Key("queries").Integer(figure->query_labels.size());
-    json.Key("keys").Integer(figure->key_labels.size()).EndObject();
+    json.Key("panels").Integer(figure.heads.size());
+    json.Key("queries").Integer(figure.query_labels.size());
+    json.Key("keys").Integer(figure.key_labels.size()).EndObject();
     std::puts(json.Take().c_str());
   }
   return absl::OkStatus();

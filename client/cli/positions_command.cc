@@ -7,6 +7,7 @@
 
 #include "attention/positions/positional_encoding.h"
 #include "attention/positions/rotary_embedding.h"
+#include "base/status_macros.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/commands.h"
 #include "client/cli/library_types.h"
@@ -51,9 +52,8 @@ ExitCode Compute(const PositionsFlags& flags, Call& call, const std::vector<Sour
   Arguments inputs;
   const auto load = [&](const std::string& path, std::string_view name, Role role,
                         auto& view) -> absl::Status {
-    absl::StatusOr<LoadedTensor> tensor = LoadTensor(path, name, flags.dtype);
-    if (!tensor.ok()) return tensor.status();
-    view = loaded.emplace_back(*std::move(tensor)).view();
+    RAPT_ASSIGN_OR_RETURN(LoadedTensor tensor, LoadTensor(path, name, flags.dtype));
+    view = loaded.emplace_back(std::move(tensor)).view();
     const client::TensorView& own = loaded.back().view();
     specs[role] = TensorSpec{ToLibrary(own.dtype), own.shape};
     inputs.inputs[role].data = own.data.data();

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -118,9 +119,8 @@ absl::Status WriteFile(const std::string& path, std::string_view content) {
 }
 
 absl::StatusOr<NpzArchive> NpzArchive::Open(const std::string& path) {
-  absl::StatusOr<std::string> bytes = ReadFile(path);
-  if (!bytes.ok()) return bytes.status();
-  absl::StatusOr<ZipReader> zip = ZipReader::Open(*std::move(bytes));
+  RAPT_ASSIGN_OR_RETURN(std::string bytes, ReadFile(path));
+  absl::StatusOr<ZipReader> zip = ZipReader::Open(std::move(bytes));
   if (!zip.ok()) return Annotate(path, zip.status());
   return NpzArchive(path, *std::move(zip));
 }
@@ -158,9 +158,8 @@ absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_vie
     if (auto file = MappedFile::Open(reference)) {
       array = ParseNpy(std::move(file));
     } else {
-      absl::StatusOr<std::string> content = ReadFile(reference);
-      if (!content.ok()) return content.status();
-      array = ParseNpy(*std::move(content));
+      RAPT_ASSIGN_OR_RETURN(std::string content, ReadFile(reference));
+      array = ParseNpy(std::move(content));
     }
     if (!array.ok()) return Annotate(reference, array.status());
     return array;
@@ -168,14 +167,13 @@ absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_vie
   const bool names_member = colon != std::string::npos;
   const std::string path =
       names_member ? reference.substr(0, colon + kNpzSuffix.size()) : reference;
-  const absl::StatusOr<NpzArchive> archive = NpzArchive::Open(path);
-  if (!archive.ok()) return archive.status();
-  if (names_member) return archive->Read(reference.substr(path.size() + 1));
-  if (archive->Has(usual_name)) return archive->Read(usual_name);
-  const std::vector<std::string> names = archive->names();
-  if (names.size() == 1) return archive->Read(names.front());
+  RAPT_ASSIGN_OR_RETURN(const NpzArchive archive, NpzArchive::Open(path));
+  if (names_member) return archive.Read(reference.substr(path.size() + 1));
+  if (archive.Has(usual_name)) return archive.Read(usual_name);
+  const std::vector<std::string> names = archive.names();
+  if (names.size() == 1) return archive.Read(names.front());
   return absl::InvalidArgumentError(absl::StrFormat("%s holds %s; name one, such as %s:%s", path,
-                                                    MemberList(*archive), path, usual_name));
+                                                    MemberList(archive), path, usual_name));
 }
 
 void ArrayWriter::Add(const std::string& path, std::string_view member, NpyType type,
@@ -192,9 +190,8 @@ void ArrayWriter::Add(const std::string& path, std::string_view member, NpyType 
 
 absl::Status ArrayWriter::Write() const {
   for (const File& file : files_) {
-    absl::Status written = IsNpz(file.path) ? WriteZip(file.path, file.arrays)
-                                            : WriteFile(file.path, file.arrays.front().content);
-    if (!written.ok()) return written;
+    RAPT_RETURN_IF_ERROR(IsNpz(file.path) ? WriteZip(file.path, file.arrays)
+                                          : WriteFile(file.path, file.arrays.front().content));
   }
   return absl::OkStatus();
 }

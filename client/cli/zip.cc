@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -82,7 +83,7 @@ absl::StatusOr<std::string> ZipReader::Read(size_t index) const {
   if (zip_stat_index(archive_.get(), index, 0, &member) != 0) {
     return Damaged(zip_strerror(archive_.get()));
   }
-  if (absl::Status checked = CheckMember(member, bytes_->size()); !checked.ok()) return checked;
+  RAPT_RETURN_IF_ERROR(CheckMember(member, bytes_->size()));
   const std::unique_ptr<zip_file_t, CloseMember> file(zip_fopen_index(archive_.get(), index, 0));
   if (file == nullptr) return Damaged(zip_strerror(archive_.get()));
   std::string content(member.size, '\0');

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -122,19 +123,18 @@ absl::Status CheckAtLeastOne(std::string_view flag, int64_t value) {
 
 absl::StatusOr<ParsedArguments> CommandLine::Parse(absl::Span<const std::string> arguments) const {
   const std::unique_ptr<CLI::App> app = MakeApp(*this);
-  absl::StatusOr<ParsedArguments> parsed = ParseArguments(*app, arguments);
-  if (!parsed.ok()) return parsed;
-  std::vector<std::string>& operands = parsed->operands;
+  RAPT_ASSIGN_OR_RETURN(ParsedArguments parsed, ParseArguments(*app, arguments));
+  std::vector<std::string>& operands = parsed.operands;
   const auto separator = std::find(operands.begin(), operands.end(), "--");
   if (separator != operands.end()) operands.erase(separator);
   if (operands.size() > static_cast<size_t>(max_operands)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("unexpected argument '%s'; usage: %s", operands[max_operands], usage));
   }
-  for (const GivenFlag& given : std::exchange(parsed->flags, {})) {
+  for (const GivenFlag& given : std::exchange(parsed.flags, {})) {
     const auto flag = std::find_if(flags.begin(), flags.end(),
                                    [&](const Flag& f) { return f.name == given.name; });
-    if (absl::Status status = Assign(*flag, given.value); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(Assign(*flag, given.value));
   }
   return parsed;
 }

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -112,10 +113,9 @@ absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags) {
         absl::StrFormat("--timeout is %g; it takes seconds, more than 0 and at most %g",
                         flags.timeout_s, kMaxTimeoutS));
   }
-  absl::StatusOr<std::string> token = ReadToken(flags.token_file);
-  if (!token.ok()) return token.status();
+  RAPT_ASSIGN_OR_RETURN(std::string token, ReadToken(flags.token_file));
   return client::Options{.tls = TlsOf(flags),
-                         .token = *std::move(token),
+                         .token = std::move(token),
                          .default_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
                              std::chrono::duration<double>(flags.timeout_s)),
                          .max_message_bytes = std::numeric_limits<int32_t>::max(),
@@ -123,27 +123,23 @@ absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags) {
 }
 
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags) {
-  const absl::StatusOr<client::Options> options = OptionsOf(flags);
-  if (!options.ok()) return options.status();
+  RAPT_ASSIGN_OR_RETURN(const client::Options options, OptionsOf(flags));
   absl::StatusOr<std::unique_ptr<client::Client>> server =
-      client::Client::Connect(flags.address, *options);
-  if (absl::IsUnavailable(server.status())) return Unreachable(flags.address, *options);
+      client::Client::Connect(flags.address, options);
+  if (absl::IsUnavailable(server.status())) return Unreachable(flags.address, options);
   return server;
 }
 
 absl::StatusOr<client::HealthStatus> CheckHealth(const ServerFlags& flags,
                                                  const std::string& service) {
-  absl::StatusOr<client::Options> options = OptionsOf(flags);
-  if (!options.ok()) return options.status();
-  const auto timeout = std::min(options->connect_timeout, options->default_timeout);
-  options->connect_timeout = {};  // it would wait until the server is ready
-  const absl::StatusOr<std::unique_ptr<client::Client>> server =
-      client::Client::Connect(flags.address, *options);
-  if (!server.ok()) return server.status();
-  absl::StatusOr<client::HealthStatus> health =
-      (*server)->CheckHealth(service, {.timeout = timeout});
+  RAPT_ASSIGN_OR_RETURN(client::Options options, OptionsOf(flags));
+  const auto timeout = std::min(options.connect_timeout, options.default_timeout);
+  options.connect_timeout = {};  // it would wait until the server is ready
+  RAPT_ASSIGN_OR_RETURN(const std::unique_ptr<client::Client> server,
+                        client::Client::Connect(flags.address, options));
+  absl::StatusOr<client::HealthStatus> health = server->CheckHealth(service, {.timeout = timeout});
   if (absl::IsUnavailable(health.status()) || absl::IsDeadlineExceeded(health.status())) {
-    return Unreachable(flags.address, *options);
+    return Unreachable(flags.address, options);
   }
   return health;
 }

@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
+#include "base/invalid.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "client/cpp/cache_calls.h"
 #include "client/cpp/cache_codec.h"
 #include "client/cpp/codec.h"
@@ -37,9 +39,8 @@ absl::StatusOr<FoundCaches> DecodeFound(const absl::StatusOr<v1::Caches>& caches
 }
 
 absl::StatusOr<CacheInfo> DecodeOne(const absl::StatusOr<v1::Caches>& caches) {
-  absl::StatusOr<FoundCaches> found = DecodeFound(caches);
-  if (!found.ok()) return found.status();
-  if (found->caches.size() == 1) return std::move(found->caches.front());
+  RAPT_ASSIGN_OR_RETURN(FoundCaches found, DecodeFound(caches));
+  if (found.caches.size() == 1) return std::move(found.caches.front());
   return absl::InternalError("malformed response from server: not the one cache");
 }
 
@@ -47,19 +48,16 @@ absl::StatusOr<CacheInfo> DecodeOne(const absl::StatusOr<v1::Caches>& caches) {
 absl::StatusOr<int32_t> RowsOf(const char* name, const std::optional<TensorView>& view) {
   const int64_t rows = view && !view->shape.empty() ? view->shape[0] : 0;
   if (rows >= 0 && rows <= std::numeric_limits<int32_t>::max()) return static_cast<int32_t>(rows);
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " has ", rows, " rows; it must have 0 to 2147483647"));
+  return Invalid(name, " has ", rows, " rows; it must have 0 to 2147483647");
 }
 
 constexpr char kDrawn[] = "drawn-";
 
 // The item of a call on one cache.
 absl::StatusOr<CacheItem> ItemOf(Cache& cache, const CacheAttendCall& call) {
-  const absl::StatusOr<int32_t> rows = RowsOf("q", call.q);
-  if (!rows.ok()) return rows.status();
-  const absl::StatusOr<int32_t> new_tokens = RowsOf("k", call.k);
-  if (!new_tokens.ok()) return new_tokens.status();
-  return CacheItem{&cache, *rows, *new_tokens, call.position};
+  RAPT_ASSIGN_OR_RETURN(const int32_t rows, RowsOf("q", call.q));
+  RAPT_ASSIGN_OR_RETURN(const int32_t new_tokens, RowsOf("k", call.k));
+  return CacheItem{&cache, rows, new_tokens, call.position};
 }
 
 }  // namespace
@@ -128,8 +126,7 @@ class Cache::State {
   absl::StatusOr<KnownItem> At(int32_t layer) const {
     MutexLock lock(mutex_);
     if (layer < 0 || static_cast<size_t>(layer) >= lengths_.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer is ", layer, "; the cache has ", lengths_.size(), " layers"));
+      return Invalid("layer is ", layer, "; the cache has ", lengths_.size(), " layers");
     }
     return KnownItem{id(), generation_, lengths_[static_cast<size_t>(layer)]};
   }
@@ -206,9 +203,8 @@ uint64_t Cache::generation() const {
 
 absl::StatusOr<CacheItemResult> Cache::Append(int32_t layer, const TensorView& k,
                                               const TensorView& v, const CallOptions& options) {
-  auto results = Append({CacheTokens{layer, k, v}}, options);
-  if (!results.ok()) return results.status();
-  return std::move(results->front());
+  RAPT_ASSIGN_OR_RETURN(auto results, Append({CacheTokens{layer, k, v}}, options));
+  return std::move(results.front());
 }
 
 absl::StatusOr<std::vector<CacheItemResult>> Cache::Append(absl::Span<const CacheTokens> parts,
@@ -219,17 +215,15 @@ absl::StatusOr<std::vector<CacheItemResult>> Cache::Append(absl::Span<const Cach
   const Clock::time_point start = Clock::now();
   std::vector<KnownItem> known;
   for (const CacheTokens& part : parts) {
-    absl::StatusOr<KnownItem> item = state_->At(part.layer);
-    if (!item.ok()) return item.status();
-    known.push_back(*std::move(item));
+    RAPT_ASSIGN_OR_RETURN(KnownItem item, state_->At(part.layer));
+    known.push_back(std::move(item));
   }
-  const auto request = EncodeAppend(parts, known, calls.options().max_message_bytes);
-  if (!request.ok()) return request.status();
-  const auto response =
-      calls.Send<v1::AppendResponse>(kAppend, *request, options, deadline, calls.options().retries);
-  if (!response.ok()) return response.status();
-  auto results = Decode(parts.size(), *response);
-  if (!results.ok()) return results;
+  RAPT_ASSIGN_OR_RETURN(const auto request,
+                        EncodeAppend(parts, known, calls.options().max_message_bytes));
+  RAPT_ASSIGN_OR_RETURN(
+      const auto response,
+      calls.Send<v1::AppendResponse>(kAppend, request, options, deadline, calls.options().retries));
+  RAPT_ASSIGN_OR_RETURN(auto results, Decode(parts.size(), response));
   for (size_t n = 0; n < parts.size(); ++n) {
     const Shape& shape = parts[n].k.shape;
     state_->Appended(parts[n].layer, known[n].at + (shape.empty() ? 0 : shape[0]), start);
@@ -239,21 +233,20 @@ absl::StatusOr<std::vector<CacheItemResult>> Cache::Append(absl::Span<const Cach
 
 absl::StatusOr<CacheAttendResult> Cache::Attend(const CacheAttendCall& call,
                                                 const CallOptions& options) {
-  const absl::StatusOr<CacheItem> item = ItemOf(*this, call);
-  if (!item.ok()) return item.status();
+  RAPT_ASSIGN_OR_RETURN(const CacheItem item, ItemOf(*this, call));
   CacheAttendCall batch = call;
   batch.position.reset();
-  return AttendCaches({*item}, batch, options);
+  return AttendCaches({item}, batch, options);
 }
 
 absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items,
                                                const CacheAttendCall& call,
                                                const CallOptions& options) {
   if (items.empty()) {
-    return absl::InvalidArgumentError("items has 0 entries; it must have 1 to 1024");
+    return Invalid("items has 0 entries; it must have 1 to 1024");
   }
   if (call.position) {
-    return absl::InvalidArgumentError("position is set in the call; a batch has one in each item");
+    return Invalid("position is set in the call; a batch has one in each item");
   }
   const Clock::time_point start = Clock::now();
   std::vector<KnownItem> known;
@@ -265,24 +258,21 @@ absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items
     }
     if (caches == nullptr) caches = &state->calls();
     if (caches != &state->calls()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("items[", n, "]: the cache is of another client; all must be of one"));
+      return Invalid("items[", n, "]: the cache is of another client; all must be of one");
     }
-    absl::StatusOr<KnownItem> item = state->At(call.layer);
-    if (!item.ok()) return item.status();
-    known.push_back(*std::move(item));
+    RAPT_ASSIGN_OR_RETURN(KnownItem item, state->At(call.layer));
+    known.push_back(std::move(item));
   }
   UnaryCalls& calls = caches->calls();
   const Deadline deadline = calls.DeadlineOf(options);
-  const auto request = EncodeAttend(items, known, call, calls.options().max_message_bytes);
-  if (!request.ok()) return request.status();
-  auto response = calls.Send<v1::AttendCachedResponse>(kAttend, *request, options, deadline,
-                                                       calls.options().retries);
-  if (!response.ok()) return response.status();
-  auto result = Decode(items.size(), call, *std::move(response));
-  if (!result.ok()) return result;
+  RAPT_ASSIGN_OR_RETURN(const auto request,
+                        EncodeAttend(items, known, call, calls.options().max_message_bytes));
+  RAPT_ASSIGN_OR_RETURN(auto response,
+                        calls.Send<v1::AttendCachedResponse>(kAttend, request, options, deadline,
+                                                             calls.options().retries));
+  RAPT_ASSIGN_OR_RETURN(auto result, Decode(items.size(), call, std::move(response)));
   for (size_t n = 0; n < items.size(); ++n) {
-    if (!result->items[n].status.ok()) continue;
+    if (!result.items[n].status.ok()) continue;
     Cache::State& state = *items[n].cache->state_;
     if (items[n].new_tokens == 0) {  // others may have appended meanwhile
       state.Renewed(start);
@@ -295,18 +285,16 @@ absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items
 
 absl::StatusOr<Diagnosis> Cache::Diagnose(const CacheAttendCall& call, const CallOptions& options) {
   if (state_ == nullptr) return Empty();
-  const absl::StatusOr<CacheItem> item = ItemOf(*this, call);
-  if (!item.ok()) return item.status();
-  const absl::StatusOr<KnownItem> known = state_->At(call.layer);
-  if (!known.ok()) return known.status();
+  RAPT_ASSIGN_OR_RETURN(const CacheItem item, ItemOf(*this, call));
+  RAPT_ASSIGN_OR_RETURN(const KnownItem known, state_->At(call.layer));
   UnaryCalls& calls = state_->unary();
   const Deadline deadline = calls.DeadlineOf(options);
-  const auto request = EncodeAttend({*item}, {*known}, call, calls.options().max_message_bytes);
-  if (!request.ok()) return request.status();
-  const auto response = calls.Send<v1::DiagnoseResponse>(kDiagnose, *request, options, deadline,
-                                                         calls.options().retries);
-  if (!response.ok()) return response.status();
-  return Decode(*response);
+  RAPT_ASSIGN_OR_RETURN(const auto request,
+                        EncodeAttend({item}, {known}, call, calls.options().max_message_bytes));
+  RAPT_ASSIGN_OR_RETURN(const auto response,
+                        calls.Send<v1::DiagnoseResponse>(kDiagnose, request, options, deadline,
+                                                         calls.options().retries));
+  return Decode(response);
 }
 
 absl::StatusOr<Cache> Cache::Fork(const ForkOptions& fork, const CallOptions& options) {
@@ -319,11 +307,9 @@ absl::StatusOr<Cache> Cache::Fork(const ForkOptions& fork, const CallOptions& op
   request.set_reserve_tokens(fork.reserve_tokens);
   request.set_lease_ms(fork.lease.count());
   const Clock::time_point start = Clock::now();
-  const absl::StatusOr<v1::Cache> made = state_->calls().Call(&Stub::Fork, request, options);
-  if (!made.ok()) return made.status();
-  const absl::StatusOr<CacheInfo> info = Decode(*made);
-  if (!info.ok()) return info.status();
-  return Cache(std::make_unique<State>(state_->calls(), *info, State::Ownership::kOwned, start));
+  RAPT_ASSIGN_OR_RETURN(const v1::Cache made, state_->calls().Call(&Stub::Fork, request, options));
+  RAPT_ASSIGN_OR_RETURN(const CacheInfo info, Decode(made));
+  return Cache(std::make_unique<State>(state_->calls(), info, State::Ownership::kOwned, start));
 }
 
 absl::Status Cache::Truncate(int64_t length, const CallOptions& options) {
@@ -332,11 +318,10 @@ absl::Status Cache::Truncate(int64_t length, const CallOptions& options) {
   request.set_cache(state_->id());
   request.set_length(length);
   request.set_generation(state_->generation());
-  const absl::StatusOr<v1::Cache> cut = state_->calls().Call(&Stub::Truncate, request, options);
-  if (!cut.ok()) return cut.status();
-  const absl::StatusOr<CacheInfo> info = Decode(*cut);
-  if (!info.ok()) return info.status();
-  state_->Take(*info);
+  RAPT_ASSIGN_OR_RETURN(const v1::Cache cut,
+                        state_->calls().Call(&Stub::Truncate, request, options));
+  RAPT_ASSIGN_OR_RETURN(const CacheInfo info, Decode(cut));
+  state_->Take(info);
   return absl::OkStatus();
 }
 
@@ -377,11 +362,9 @@ absl::StatusOr<Cache> CreateCache(Client& client, const CacheOptions& cache,
   v1::CreateRequest request = Encode(cache);
   if (cache.name.empty()) request.set_name(DrawName());
   const Clock::time_point start = Clock::now();
-  const absl::StatusOr<v1::Cache> made = calls.Call(&Stub::Create, request, options);
-  if (!made.ok()) return made.status();
-  const absl::StatusOr<CacheInfo> info = Decode(*made);
-  if (!info.ok()) return info.status();
-  return OwnCache(calls, *info, start);
+  RAPT_ASSIGN_OR_RETURN(const v1::Cache made, calls.Call(&Stub::Create, request, options));
+  RAPT_ASSIGN_OR_RETURN(const CacheInfo info, Decode(made));
+  return OwnCache(calls, info, start);
 }
 
 Cache OwnCache(CacheCalls& calls, const CacheInfo& info, Clock::time_point start) {
@@ -416,9 +399,8 @@ absl::StatusOr<std::vector<CacheInfo>> ListCaches(Client& client, const std::str
   do {
     const absl::StatusOr<v1::Caches> page =
         calls.Call(&Stub::List, request, {.timeout = deadline.left(), .stop = options.stop});
-    absl::StatusOr<FoundCaches> found = DecodeFound(page);
-    if (!found.ok()) return found.status();
-    std::move(found->caches.begin(), found->caches.end(), std::back_inserter(caches));
+    RAPT_ASSIGN_OR_RETURN(FoundCaches found, DecodeFound(page));
+    std::move(found.caches.begin(), found.caches.end(), std::back_inserter(caches));
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
   return caches;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/wire_format.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/reason.h"
@@ -96,17 +97,14 @@ absl::StatusOr<RequestMessage> EncodeAppend(absl::Span<const CacheTokens> parts,
     RequestMessage part;
     part.Append(fields.SerializeAsString());
     const std::string name = absl::StrCat("parts[", n, "].");
-    absl::Status status = AppendTensor(name + "k", v1::AppendPart::kKFieldNumber, parts[n].k, part);
-    if (status.ok()) {
-      status = AppendTensor(name + "v", v1::AppendPart::kVFieldNumber, parts[n].v, part);
-    }
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(AppendTensor(name + "k", v1::AppendPart::kKFieldNumber, parts[n].k, part));
+    RAPT_RETURN_IF_ERROR(AppendTensor(name + "v", v1::AppendPart::kVFieldNumber, parts[n].v, part));
     std::string header;
     wire::AppendFieldHeader(v1::AppendRequest::kPartsFieldNumber, part.size(), header);
     message.Append(header);
     message.Append(part);
   }
-  if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckSize(message.size(), max_bytes));
   return message;
 }
 
@@ -124,15 +122,12 @@ absl::StatusOr<RequestMessage> EncodeAttend(absl::Span<const CacheItem> items,
   }
   RequestMessage message;
   message.Append(fields.SerializeAsString());
-  absl::Status status = AppendOptional("q", AttendRequest::kQFieldNumber, call.q, message);
-  if (status.ok()) status = AppendOptional("k", AttendRequest::kKFieldNumber, call.k, message);
-  if (status.ok()) status = AppendOptional("v", AttendRequest::kVFieldNumber, call.v, message);
-  if (status.ok()) {
-    status =
-        AppendOptional("head_sink", AttendRequest::kHeadSinkFieldNumber, call.head_sink, message);
-  }
-  if (status.ok()) status = CheckSize(message.size(), max_bytes);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(AppendOptional("q", AttendRequest::kQFieldNumber, call.q, message));
+  RAPT_RETURN_IF_ERROR(AppendOptional("k", AttendRequest::kKFieldNumber, call.k, message));
+  RAPT_RETURN_IF_ERROR(AppendOptional("v", AttendRequest::kVFieldNumber, call.v, message));
+  RAPT_RETURN_IF_ERROR(
+      AppendOptional("head_sink", AttendRequest::kHeadSinkFieldNumber, call.head_sink, message));
+  RAPT_RETURN_IF_ERROR(CheckSize(message.size(), max_bytes));
   return message;
 }
 
@@ -155,12 +150,11 @@ std::vector<LayerShape> DecodeShapes(
 }
 
 absl::StatusOr<CacheInfo> Decode(const v1::Cache& cache) {
-  const absl::StatusOr<DType> dtype = FromProto("a cache", cache.dtype());
-  if (!dtype.ok()) return dtype.status();
+  RAPT_ASSIGN_OR_RETURN(const DType dtype, FromProto("a cache", cache.dtype()));
   return CacheInfo{.id = cache.id(),
                    .name = cache.name(),
                    .shapes = DecodeShapes(cache.shapes()),
-                   .dtype = *dtype,
+                   .dtype = dtype,
                    .storage = DecodeStorage(cache.storage()),
                    .first_position = cache.first_position(),
                    .lengths = {cache.lengths().begin(), cache.lengths().end()},
@@ -175,9 +169,8 @@ absl::StatusOr<CacheInfo> Decode(const v1::Cache& cache) {
 absl::StatusOr<FoundCaches> Decode(const v1::Caches& caches) {
   FoundCaches found;
   for (const v1::Cache& cache : caches.caches()) {
-    absl::StatusOr<CacheInfo> info = Decode(cache);
-    if (!info.ok()) return info.status();
-    found.caches.push_back(*std::move(info));
+    RAPT_ASSIGN_OR_RETURN(CacheInfo info, Decode(cache));
+    found.caches.push_back(std::move(info));
   }
   for (const v1::Missing& missing : caches.missing()) {
     found.missing.push_back({missing.cache(), missing.reason()});
@@ -192,19 +185,14 @@ absl::StatusOr<std::vector<CacheItemResult>> Decode(size_t parts,
 
 absl::StatusOr<CacheAttendResult> Decode(size_t items, const CacheAttendCall& call,
                                          v1::AttendCachedResponse response) {
-  auto results = DecodeItems(items, response.items());
-  if (!results.ok()) return results.status();
+  RAPT_ASSIGN_OR_RETURN(auto results, DecodeItems(items, response.items()));
   CacheAttendResult result;
-  result.items = *std::move(results);
+  result.items = std::move(results);
   if (!response.has_y()) return MalformedResponse("no y");
-  absl::StatusOr<Tensor> y = TakeTensor("y", *response.mutable_y());
-  if (!y.ok()) return y.status();
-  result.y = *std::move(y);
+  RAPT_ASSIGN_OR_RETURN(result.y, TakeTensor("y", *response.mutable_y()));
   if (call.wants_lse) {
     if (!response.has_lse()) return MalformedResponse("no lse");
-    absl::StatusOr<Tensor> lse = TakeTensor("lse", *response.mutable_lse());
-    if (!lse.ok()) return lse.status();
-    result.lse = *std::move(lse);
+    RAPT_ASSIGN_OR_RETURN(result.lse, TakeTensor("lse", *response.mutable_lse()));
   }
   ReadPlan(response, result);
   return result;

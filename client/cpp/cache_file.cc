@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "base/invalid.h"
 #include "client/cpp/kv_messages.h"
 #include "google/protobuf/io/zero_copy_stream_impl.h"
 #include "google/protobuf/util/delimited_message_util.h"
@@ -24,7 +24,7 @@ using google::protobuf::util::ParseDelimitedFromZeroCopyStream;
 using google::protobuf::util::SerializeDelimitedToZeroCopyStream;
 
 absl::Status FileError(const std::string& path, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(path, ": ", why));
+  return Invalid(path, ": ", why);
 }
 
 absl::Status SystemError(const std::string& path, int error) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "client/cpp/cache_calls.h"
 #include "client/cpp/cache_codec.h"
 #include "client/cpp/codec.h"
@@ -83,8 +84,8 @@ class ExportReader final : public KvMessageReader {
 
   absl::Status Read(v1::KvChunk& message) override {
     if (call_->Read(message)) return absl::OkStatus();
-    absl::Status status = call_->Finish();
-    return status.ok() ? Malformed("the stream ended without an end") : status;
+    RAPT_RETURN_IF_ERROR(call_->Finish());
+    return Malformed("the stream ended without an end");
   }
 
   absl::Status Finish() override {
@@ -123,11 +124,11 @@ bool IsWhatWasSent(const CacheInfo& info, const CacheHeader& sent) {
 absl::StatusOr<CacheInfo> FindImported(Client& client, const CacheHeader& header,
                                        std::optional<Clock::time_point> began,
                                        const CallOptions& options) {
-  absl::StatusOr<std::vector<CacheInfo>> named = ListCaches(client, header.cache.name, options);
-  if (!named.ok()) return named.status();
+  RAPT_ASSIGN_OR_RETURN(std::vector<CacheInfo> named,
+                        ListCaches(client, header.cache.name, options));
   const Clock::time_point now = Clock::now();
   constexpr std::chrono::milliseconds kRounding{1};  // of expires_in
-  for (CacheInfo& info : *named) {
+  for (CacheInfo& info : named) {
     const bool is_new = !began || info.lease - info.expires_in <= now - *began + kRounding;
     if (is_new && IsWhatWasSent(info, header)) return std::move(info);
   }

@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/invalid.h"
 
 namespace rapt::client {
 namespace {
@@ -158,8 +158,8 @@ absl::Status CheckGradients(const BackwardCall& call) {
   for (const std::string& name : call.gradients) {
     if (FindGradient(name) != nullptr) continue;
     const auto append = [](std::string* out, const GradientField& row) { *out += row.name; };
-    return absl::InvalidArgumentError(absl::StrCat("gradients has '", name, "'; it takes any of ",
-                                                   absl::StrJoin(Gradients(), ", ", append)));
+    return Invalid("gradients has '", name, "'; it takes any of ",
+                   absl::StrJoin(Gradients(), ", ", append));
   }
   return absl::OkStatus();
 }

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/str_cat.h"
+#include "base/invalid.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "client/cpp/borrowed_payloads.h"
 #include "client/cpp/cache_calls.h"
 #include "client/cpp/codec.h"
@@ -31,26 +32,24 @@ namespace {
 
 absl::Status Validate(const std::string& address, const Options& options) {
   if (address.empty())
-    return absl::InvalidArgumentError(
-        "address is empty; it must be a gRPC target such as 127.0.0.1:8001");
+    return Invalid("address is empty; it must be a gRPC target such as 127.0.0.1:8001");
   if (options.connect_timeout.count() < 0) {
-    return absl::InvalidArgumentError("connect_timeout is negative; it must be at least 0");
+    return Invalid("connect_timeout is negative; it must be at least 0");
   }
   if (options.max_message_bytes < 1 ||
       options.max_message_bytes > std::numeric_limits<int32_t>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "max_message_bytes is ", options.max_message_bytes, "; it must be 1 to 2147483647"));
+    return Invalid("max_message_bytes is ", options.max_message_bytes,
+                   "; it must be 1 to 2147483647");
   }
   constexpr std::chrono::seconds kLeastMaxSilence{1};
   constexpr std::chrono::hours kMostMaxSilence{24};
   if (options.max_silence.count() != 0 &&
       (options.max_silence < kLeastMaxSilence || options.max_silence > kMostMaxSilence)) {
-    return absl::InvalidArgumentError(absl::StrCat("max_silence is ", options.max_silence.count(),
-                                                   " ns; it must be 0 or from 1 s to 24 h"));
+    return Invalid("max_silence is ", options.max_silence.count(),
+                   " ns; it must be 0 or from 1 s to 24 h");
   }
   if (options.connections < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("connections is ", options.connections, "; it must be at least 1"));
+    return Invalid("connections is ", options.connections, "; it must be at least 1");
   }
   return Validate(options.retries);
 }
@@ -198,9 +197,8 @@ absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
                                                         const CallOptions& options,
                                                         const Deadline& deadline,
                                                         int64_t max_bytes) {
-  const absl::StatusOr<ChunkedCall> chunked = ChunkedCall::Make(call, stream, max_bytes);
-  if (!chunked.ok()) return chunked.status();
-  StreamResult result(*chunked);
+  RAPT_ASSIGN_OR_RETURN(const ChunkedCall chunked, ChunkedCall::Make(call, stream, max_bytes));
+  StreamResult result(chunked);
   BorrowedPayloads payloads;
   absl::Status own_error;
   absl::Status status;
@@ -209,7 +207,7 @@ absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
     context.set_deadline(deadline.ToGrpc());
     const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
     const ConnectionLease connection = connections().LeastBusy();
-    StreamCall stream_call(*connection, context, *chunked, stream, payloads, result);
+    StreamCall stream_call(*connection, context, chunked, stream, payloads, result);
     const grpc::Status grpc_status = stream_call.Run(own_error);
     status = connections().FromGrpc(grpc_status, options.stop.stop_requested());
   }
@@ -409,13 +407,11 @@ Client::~Client() { core_->StopAsyncCalls(); }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address,
                                                         const Options& options) {
-  if (absl::Status valid = Validate(address, options); !valid.ok()) return valid;
-  const auto credentials = CredentialsFor(address, options);
-  if (!credentials.ok()) return credentials.status();
-  auto core = std::make_unique<Core>(address, options, *credentials);
+  RAPT_RETURN_IF_ERROR(Validate(address, options));
+  RAPT_ASSIGN_OR_RETURN(const auto credentials, CredentialsFor(address, options));
+  auto core = std::make_unique<Core>(address, options, credentials);
   if (options.connect_timeout.count() > 0) {
-    absl::Status ready = core->connections().WaitUntilReady(options.connect_timeout);
-    if (!ready.ok()) return ready;
+    RAPT_RETURN_IF_ERROR(core->connections().WaitUntilReady(options.connect_timeout));
   }
   return absl::WrapUnique(new Client(std::move(core)));
 }
@@ -458,13 +454,12 @@ void Client::AttendAsync(const AttendCall& call, const CallOptions& options,
 absl::StatusOr<BackwardResult> Client::AttendBackward(const BackwardCall& call,
                                                       const CallOptions& options) {
   const Deadline deadline = core_->DeadlineOf(options);
-  const absl::StatusOr<RequestMessage> request =
-      EncodeBackward(call, core_->options().max_message_bytes);
-  if (!request.ok()) return request.status();
-  const absl::StatusOr<grpc::ByteBuffer> response = core_->Send<grpc::ByteBuffer>(
-      kAttendBackward, *request, options, deadline, core_->options().retries);
-  if (!response.ok()) return response.status();
-  return DecodeResponse(GradientsWantedBy(call), *response);
+  RAPT_ASSIGN_OR_RETURN(const RequestMessage request,
+                        EncodeBackward(call, core_->options().max_message_bytes));
+  RAPT_ASSIGN_OR_RETURN(const grpc::ByteBuffer response,
+                        core_->Send<grpc::ByteBuffer>(kAttendBackward, request, options, deadline,
+                                                      core_->options().retries));
+  return DecodeResponse(GradientsWantedBy(call), response);
 }
 
 void Client::AttendBackwardAsync(const BackwardCall& call, const CallOptions& options,
@@ -475,13 +470,12 @@ void Client::AttendBackwardAsync(const BackwardCall& call, const CallOptions& op
 template <typename AnyCall>
 absl::StatusOr<Diagnosis> Client::Core::Diagnose(const AnyCall& call, const CallOptions& options) {
   const Deadline deadline = DeadlineOf(options);
-  const absl::StatusOr<RequestMessage> request =
-      EncodeDiagnose(call, this->options().max_message_bytes);
-  if (!request.ok()) return request.status();
-  const absl::StatusOr<v1::DiagnoseResponse> response =
-      Send<v1::DiagnoseResponse>(kDiagnose, *request, options, deadline, this->options().retries);
-  if (!response.ok()) return response.status();
-  return Decode(*response);
+  RAPT_ASSIGN_OR_RETURN(const RequestMessage request,
+                        EncodeDiagnose(call, this->options().max_message_bytes));
+  RAPT_ASSIGN_OR_RETURN(
+      const v1::DiagnoseResponse response,
+      Send<v1::DiagnoseResponse>(kDiagnose, request, options, deadline, this->options().retries));
+  return Decode(response);
 }
 
 absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOptions& options) {
@@ -547,15 +541,13 @@ absl::StatusOr<inference::ModelInferResponse> Client::Core::Infer(const ModelCal
 }
 
 absl::StatusOr<LshResult> Client::LshAttend(const LshCall& call, const CallOptions& options) {
-  auto response = core_->Infer(call, options);
-  if (!response.ok()) return response.status();
-  return DecodeLsh(call, *std::move(response));
+  RAPT_ASSIGN_OR_RETURN(auto response, core_->Infer(call, options));
+  return DecodeLsh(call, std::move(response));
 }
 
 absl::StatusOr<LayerResult> Client::LayerAttend(const LayerCall& call, const CallOptions& options) {
-  auto response = core_->Infer(call, options);
-  if (!response.ok()) return response.status();
-  return DecodeLayer(call, *std::move(response));
+  RAPT_ASSIGN_OR_RETURN(auto response, core_->Infer(call, options));
+  return DecodeLayer(call, std::move(response));
 }
 
 absl::StatusOr<Tensor> Client::RotaryEmbedding(const RotaryCall& call, const CallOptions& options) {

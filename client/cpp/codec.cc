@@ -18,6 +18,7 @@
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "base/checked_math.h"
+#include "base/status_macros.h"
 #include "base/wire_format.h"
 #include "client/cpp/byte_size.h"
 #include "client/cpp/call_fields.h"
@@ -255,8 +256,7 @@ absl::StatusOr<Tensor> Read(const ReceivedResponse<Response>& response, const ch
   const Field* field = FieldIn(*Response::descriptor(), name);
   const v1::Tensor* message = response.TensorIn(field);
   if (message == nullptr) return MalformedResponse(absl::StrCat("no ", name));
-  const absl::StatusOr<DType> dtype = FromProto(name, message->dtype());
-  if (!dtype.ok()) return dtype.status();
+  RAPT_ASSIGN_OR_RETURN(const DType dtype, FromProto(name, message->dtype()));
   Shape shape(message->shape().begin(), message->shape().end());
   const v1::SharedMemory& part = message->shared_memory();
   const wire::Payload* data = response.DataOf(field->number());
@@ -265,14 +265,14 @@ absl::StatusOr<Tensor> Read(const ReceivedResponse<Response>& response, const ch
   if (is_shared && !IsWithin(part, response.region)) {
     return MalformedResponse(absl::StrCat(name, " is outside the shared memory"));
   }
-  if (absl::Status status = CheckReceived(name, *dtype, shape, bytes); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckReceived(name, dtype, shape, bytes));
   const auto buffer = std::make_shared<AlignedBuffer>(bytes);
   if (is_shared) {
     std::memcpy(buffer->data(), response.region.data() + part.offset(), static_cast<size_t>(bytes));
   } else if (bytes > 0) {
     response.bytes.Copy(data->begin, bytes, buffer->data());
   }
-  return Tensor(*dtype, std::move(shape), buffer, buffer->span());
+  return Tensor(dtype, std::move(shape), buffer, buffer->span());
 }
 
 template <typename Response>
@@ -371,7 +371,7 @@ absl::Status CheckSize(int64_t bytes, int64_t max_bytes) {
 
 absl::Status AppendTensor(absl::string_view name, int number, const TensorView& view,
                           RequestMessage& message) {
-  if (absl::Status status = CheckData(name, view); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckData(name, view));
   v1::Tensor fields;
   Describe(view, fields);
   std::string bytes = fields.SerializeAsString();
@@ -415,12 +415,11 @@ absl::Status CheckReceived(absl::string_view name, DType dtype, const Shape& sha
 }
 
 absl::StatusOr<Tensor> TakeTensor(absl::string_view name, v1::Tensor& message) {
-  const absl::StatusOr<DType> dtype = FromProto(name, message.dtype());
-  if (!dtype.ok()) return dtype.status();
+  RAPT_ASSIGN_OR_RETURN(const DType dtype, FromProto(name, message.dtype()));
   Shape shape(message.shape().begin(), message.shape().end());
   const auto bytes = static_cast<int64_t>(message.data().size());
-  if (absl::Status status = CheckReceived(name, *dtype, shape, bytes); !status.ok()) return status;
-  return Tensor(*dtype, std::move(shape), std::move(*message.mutable_data()));
+  RAPT_RETURN_IF_ERROR(CheckReceived(name, dtype, shape, bytes));
+  return Tensor(dtype, std::move(shape), std::move(*message.mutable_data()));
 }
 
 v1::DataType ToProto(DType dtype) { return CodeOf<v1::DataType>(dtype, 1); }
@@ -467,27 +466,26 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes) {
   RequestMessage message;
   for (const CallTensor& tensor : CallTensors()) {
-    if (absl::Status status = Append(tensor, call, message); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(Append(tensor, call, message));
   }
   message.Append(WithoutTensors(call).SerializeAsString());
-  if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckSize(message.size(), max_bytes));
   return message;
 }
 
 absl::StatusOr<RequestMessage> EncodeBackward(const BackwardCall& call, int64_t max_bytes) {
-  if (absl::Status status = CheckGradients(call); !status.ok()) return status;
-  absl::StatusOr<RequestMessage> message = EncodeAttend(call.call, max_bytes);
-  if (!message.ok()) return message;
+  RAPT_RETURN_IF_ERROR(CheckGradients(call));
+  RAPT_ASSIGN_OR_RETURN(RequestMessage message, EncodeAttend(call.call, max_bytes));
   std::string header;
-  wire::AppendFieldHeader(v1::AttendBackwardRequest::kCallFieldNumber, message->size(), header);
-  message->Prepend(header);
+  wire::AppendFieldHeader(v1::AttendBackwardRequest::kCallFieldNumber, message.size(), header);
+  message.Prepend(header);
   for (const BackwardTensor& tensor : BackwardTensors()) {
-    if (absl::Status status = Append(tensor, call, *message); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(Append(tensor, call, message));
   }
   v1::AttendBackwardRequest rest;
   rest.mutable_gradients()->Add(call.gradients.begin(), call.gradients.end());
-  message->Append(rest.SerializeAsString());
-  if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
+  message.Append(rest.SerializeAsString());
+  RAPT_RETURN_IF_ERROR(CheckSize(message.size(), max_bytes));
   return message;
 }
 
@@ -500,7 +498,7 @@ absl::StatusOr<RequestMessage> DiagnoseWith(int field, absl::StatusOr<RequestMes
   std::string header;
   wire::AppendFieldHeader(field, message->size(), header);
   message->Prepend(header);
-  if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckSize(message->size(), max_bytes));
   return message;
 }
 
@@ -558,29 +556,26 @@ WantedOutputs WantedBy(const AttendCall& call) {
 
 absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
                                           int64_t size, absl::Span<const std::byte> region) {
-  const auto response = SplitResponse<v1::AttendResponse>(bytes, size, region);
-  if (!response.ok()) return response.status();
+  RAPT_ASSIGN_OR_RETURN(const auto response,
+                        SplitResponse<v1::AttendResponse>(bytes, size, region));
   AttendResult result;
   for (const CallOutput* output : wanted) {
-    absl::StatusOr<Tensor> tensor = Read(*response, output->name);
-    if (!tensor.ok()) return tensor.status();
-    output->Set(result, *std::move(tensor));
+    RAPT_ASSIGN_OR_RETURN(Tensor tensor, Read(response, output->name));
+    output->Set(result, std::move(tensor));
   }
-  ReadPlan(response->fields, result);
+  ReadPlan(response.fields, result);
   return result;
 }
 
 absl::StatusOr<BackwardResult> DecodeBackward(const WantedGradients& wanted,
                                               const SlicedBytes& bytes, int64_t size) {
-  const auto response = SplitResponse<v1::AttendBackwardResponse>(bytes, size, {});
-  if (!response.ok()) return response.status();
+  RAPT_ASSIGN_OR_RETURN(const auto response,
+                        SplitResponse<v1::AttendBackwardResponse>(bytes, size, {}));
   BackwardResult result;
   for (const GradientField* gradient : wanted) {
-    absl::StatusOr<Tensor> tensor = Read(*response, gradient->name);
-    if (!tensor.ok()) return tensor.status();
-    result.*gradient->member = *std::move(tensor);
+    RAPT_ASSIGN_OR_RETURN(result.*gradient->member, Read(response, gradient->name));
   }
-  ReadPlan(response->fields, result);
+  ReadPlan(response.fields, result);
   return result;
 }
 
@@ -588,9 +583,8 @@ absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response) {
   Diagnosis diagnosis;
   diagnosis.problem = response.problem();
   for (const v1::TensorReport& input : response.inputs()) {
-    const absl::StatusOr<DType> dtype = FromProto(input.name(), input.dtype());
-    if (!dtype.ok()) return dtype.status();
-    diagnosis.inputs.push_back({input.name(), *dtype,
+    RAPT_ASSIGN_OR_RETURN(const DType dtype, FromProto(input.name(), input.dtype()));
+    diagnosis.inputs.push_back({input.name(), dtype,
                                 Shape(input.shape().begin(), input.shape().end()), input.elements(),
                                 ReadRange(input), std::nullopt});
     if (input.has_mean()) diagnosis.inputs.back().mean = input.mean();

@@ -7,6 +7,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/cpp/deadline.h"
 
 namespace rapt::client {
@@ -21,22 +23,19 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(file), {});
   if (file.good() && !bytes.empty()) return bytes;
-  return absl::InvalidArgumentError(absl::StrCat("can't read ", path));
+  return Invalid("can't read ", path);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsCredentials(const TlsOptions& tls) {
   if (tls.cert_file.empty() != tls.key_file.empty()) {
-    return absl::InvalidArgumentError(
-        "a TLS certificate and its key must be set together; only one is set");
+    return Invalid("a TLS certificate and its key must be set together; only one is set");
   }
   grpc::SslCredentialsOptions options;
   for (const auto& [path, pem] : {std::pair(&tls.ca_file, &options.pem_root_certs),
                                   std::pair(&tls.cert_file, &options.pem_cert_chain),
                                   std::pair(&tls.key_file, &options.pem_private_key)}) {
     if (path->empty()) continue;
-    absl::StatusOr<std::string> bytes = ReadFile(*path);
-    if (!bytes.ok()) return bytes.status();
-    *pem = *std::move(bytes);
+    RAPT_ASSIGN_OR_RETURN(*pem, ReadFile(*path));
   }
   return grpc::SslCredentials(options);
 }
@@ -116,13 +115,11 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> CredentialsFor(const s
                                                                          const Options& options) {
   const bool is_socket = absl::StartsWith(address, "unix:");
   if (options.tls && is_socket) {
-    return absl::InvalidArgumentError(
-        "TLS is set, but the address is a Unix domain socket; TLS needs a TCP address");
+    return Invalid("TLS is set, but the address is a Unix domain socket; TLS needs a TCP address");
   }
   if (!options.tls && options.token.empty()) return grpc::InsecureChannelCredentials();
   if (!options.tls && !is_socket) {
-    return absl::InvalidArgumentError(
-        "a token needs TLS or a Unix domain socket; it is never sent in plain text");
+    return Invalid("a token needs TLS or a Unix domain socket; it is never sent in plain text");
   }
   // gRPC treats a local socket as secure without any setup on the server.
   absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> channel =

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/status_macros.h"
 #include "client/cpp/codec.h"
 
 namespace rapt::client {
@@ -14,7 +15,7 @@ namespace {
 
 absl::Status AddInput(absl::string_view name, const TensorView& view,
                       inference::ModelInferRequest& request) {
-  if (absl::Status status = CheckData(name, view); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckData(name, view));
   auto& input = *request.add_inputs();
   input.set_name(std::string(name));
   input.set_datatype(std::string(NameOf(view.dtype)));
@@ -48,11 +49,10 @@ std::optional<DType> ParseDType(absl::string_view name) {
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const RotaryCall& call) {
   inference::ModelInferRequest request;
   request.set_model_name("rotary_embedding");
-  absl::Status status = AddInput("X", call.x, request);
-  if (status.ok()) status = AddInput("cos_cache", call.cos_cache, request);
-  if (status.ok()) status = AddInput("sin_cache", call.sin_cache, request);
-  if (status.ok()) status = AddInput("position_ids", call.position_ids, request);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(AddInput("X", call.x, request));
+  RAPT_RETURN_IF_ERROR(AddInput("cos_cache", call.cos_cache, request));
+  RAPT_RETURN_IF_ERROR(AddInput("sin_cache", call.sin_cache, request));
+  RAPT_RETURN_IF_ERROR(AddInput("position_ids", call.position_ids, request));
   auto& parameters = *request.mutable_parameters();
   parameters["interleaved"].set_bool_param(call.interleaved);
   parameters["num_heads"].set_int64_param(call.num_heads);
@@ -64,9 +64,8 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const RotaryCall& call)
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const PositionalEncodingCall& call) {
   inference::ModelInferRequest request;
   request.set_model_name("positional_encoding");
-  absl::Status status = AddInput("X", call.x, request);
-  if (status.ok()) status = AddInput("table", call.table, request);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(AddInput("X", call.x, request));
+  RAPT_RETURN_IF_ERROR(AddInput("table", call.table, request));
   if (call.base) (*request.mutable_parameters())["base"].set_double_param(*call.base);
   return request;
 }
@@ -74,12 +73,11 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const PositionalEncodin
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call) {
   inference::ModelInferRequest request;
   request.set_model_name("lsh_attention");
-  absl::Status status = AddInput("QK", call.q, request);
-  if (status.ok()) status = AddInput("K", call.k, request);
-  if (status.ok()) status = AddInput("V", call.v, request);
-  if (status.ok()) status = AddInput("rotations", call.rotations, request);
-  if (status.ok()) status = AddLengths(call.key_lengths, request);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(AddInput("QK", call.q, request));
+  RAPT_RETURN_IF_ERROR(AddInput("K", call.k, request));
+  RAPT_RETURN_IF_ERROR(AddInput("V", call.v, request));
+  RAPT_RETURN_IF_ERROR(AddInput("rotations", call.rotations, request));
+  RAPT_RETURN_IF_ERROR(AddLengths(call.key_lengths, request));
   auto& parameters = *request.mutable_parameters();
   parameters["form"].set_string_param(call.form == LshForm::kSimple ? "simple" : "reformer");
   parameters["num_hashes"].set_int64_param(call.num_hashes);
@@ -99,13 +97,12 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call) {
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LayerCall& call) {
   inference::ModelInferRequest request;
   request.set_model_name(call.model);
-  absl::Status status = AddInput("query", call.query, request);
-  if (status.ok()) status = AddInput("key", call.key, request);
-  if (status.ok()) status = AddInput("value", call.value, request);
-  if (status.ok()) status = AddInput("attn_mask", call.mask, request);
-  if (status.ok()) status = AddInput("input_ids", call.input_ids, request);
-  if (status.ok()) status = AddLengths(call.key_lengths, request);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(AddInput("query", call.query, request));
+  RAPT_RETURN_IF_ERROR(AddInput("key", call.key, request));
+  RAPT_RETURN_IF_ERROR(AddInput("value", call.value, request));
+  RAPT_RETURN_IF_ERROR(AddInput("attn_mask", call.mask, request));
+  RAPT_RETURN_IF_ERROR(AddInput("input_ids", call.input_ids, request));
+  RAPT_RETURN_IF_ERROR(AddLengths(call.key_lengths, request));
   auto& parameters = *request.mutable_parameters();
   if (call.causal) parameters["is_causal"].set_bool_param(*call.causal);
   if (call.dropout) {
@@ -131,31 +128,24 @@ absl::StatusOr<Tensor> TakeOutput(absl::string_view name, inference::ModelInferR
   if (!dtype) return MalformedResponse(absl::StrCat(name, " has type '", output.datatype(), "'"));
   Shape shape(output.shape().begin(), output.shape().end());
   std::string& bytes = *response.mutable_raw_output_contents(index);
-  absl::Status status = CheckReceived(name, *dtype, shape, static_cast<int64_t>(bytes.size()));
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckReceived(name, *dtype, shape, static_cast<int64_t>(bytes.size())));
   return Tensor(*dtype, std::move(shape), std::move(bytes));
 }
 
 absl::StatusOr<LshResult> DecodeLsh(const LshCall& call, inference::ModelInferResponse response) {
-  absl::StatusOr<Tensor> y = TakeOutput("Y", response);
-  if (!y.ok()) return y.status();
-  LshResult result{.y = *std::move(y), .buckets = std::nullopt};
+  RAPT_ASSIGN_OR_RETURN(Tensor y, TakeOutput("Y", response));
+  LshResult result{.y = std::move(y), .buckets = std::nullopt};
   if (!call.wants_buckets) return result;
-  absl::StatusOr<Tensor> buckets = TakeOutput("buckets", response);
-  if (!buckets.ok()) return buckets.status();
-  result.buckets = *std::move(buckets);
+  RAPT_ASSIGN_OR_RETURN(result.buckets, TakeOutput("buckets", response));
   return result;
 }
 
 absl::StatusOr<LayerResult> DecodeLayer(const LayerCall& call,
                                         inference::ModelInferResponse response) {
-  absl::StatusOr<Tensor> y = TakeOutput("Y", response);
-  if (!y.ok()) return y.status();
-  LayerResult result{.y = *std::move(y), .weights = std::nullopt};
+  RAPT_ASSIGN_OR_RETURN(Tensor y, TakeOutput("Y", response));
+  LayerResult result{.y = std::move(y), .weights = std::nullopt};
   if (!call.wants_weights) return result;
-  absl::StatusOr<Tensor> weights = TakeOutput("weights", response);
-  if (!weights.ok()) return weights.status();
-  result.weights = *std::move(weights);
+  RAPT_ASSIGN_OR_RETURN(result.weights, TakeOutput("weights", response));
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/crc32.h"
+#include "base/status_macros.h"
 #include "client/cpp/byte_size.h"
 #include "client/cpp/cache_codec.h"
 #include "client/cpp/codec.h"
@@ -88,10 +89,9 @@ RowForm RowOf(const CacheOptions& cache, int64_t size) {
 }  // namespace
 
 absl::StatusOr<CacheHeader> KvMessageReader::Begin() {
-  absl::Status status = Open();
+  RAPT_RETURN_IF_ERROR(Open());
   v1::KvChunk message;
-  if (status.ok()) status = Read(message);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Read(message));
   if (!message.has_header()) return Malformed("the first message is not a header");
   if (const absl::string_view why = Unseal(*message.mutable_header()); !why.empty()) {
     return Malformed(absl::StrCat("the header's ", why));
@@ -108,12 +108,11 @@ absl::StatusOr<CacheHeader> KvMessageReader::Begin() {
 
 absl::StatusOr<std::optional<CacheChunk>> KvMessageReader::Next() {
   v1::KvChunk message;
-  if (absl::Status status = Read(message); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Read(message));
   if (message.has_tokens()) {
-    absl::StatusOr<CacheChunk> chunk = Decode(std::move(*message.mutable_tokens()));
-    if (!chunk.ok()) return chunk.status();
+    RAPT_ASSIGN_OR_RETURN(CacheChunk chunk, Decode(std::move(*message.mutable_tokens())));
     ++chunks_;
-    return std::optional<CacheChunk>(*std::move(chunk));
+    return std::optional<CacheChunk>(std::move(chunk));
   }
   if (!message.has_end()) return Malformed("a message has neither tokens nor an end");
   if (const absl::string_view why = Unseal(*message.mutable_end()); !why.empty()) {
@@ -123,7 +122,7 @@ absl::StatusOr<std::optional<CacheChunk>> KvMessageReader::Next() {
     return Malformed(
         absl::StrCat("the end counts ", message.end().chunks(), " chunks; ", chunks_, " came"));
   }
-  if (absl::Status status = Finish(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(Finish());
   return std::optional<CacheChunk>();
 }
 
@@ -148,24 +147,21 @@ absl::StatusOr<CacheChunk> KvMessageReader::Decode(v1::KvTokens tokens) const {
     tensor = Tensor(row.dtype, std::move(shape), std::move(bytes));
     return absl::OkStatus();
   };
-  absl::Status status = take("k", layer->head_size, *tokens.mutable_k(), chunk.k);
-  if (status.ok()) status = take("v", value_size, *tokens.mutable_v(), chunk.v);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(take("k", layer->head_size, *tokens.mutable_k(), chunk.k));
+  RAPT_RETURN_IF_ERROR(take("v", value_size, *tokens.mutable_v(), chunk.v));
   return chunk;
 }
 
 absl::Status WriteKvMessages(CacheReader& from, absl::FunctionRef<void(CacheHeader&)> change,
                              absl::FunctionRef<bool(const v1::KvChunk&)> write) {
-  absl::StatusOr<CacheHeader> header = from.Begin();
-  if (!header.ok()) return header.status();
-  change(*header);
-  if (!write(Encode(*header))) return absl::OkStatus();
+  RAPT_ASSIGN_OR_RETURN(CacheHeader header, from.Begin());
+  change(header);
+  if (!write(Encode(header))) return absl::OkStatus();
   int64_t chunks = 0;
   for (;;) {
-    const absl::StatusOr<std::optional<CacheChunk>> chunk = from.Next();
-    if (!chunk.ok()) return chunk.status();
-    if (!*chunk) break;
-    if (!write(Encode(**chunk))) return absl::OkStatus();
+    RAPT_ASSIGN_OR_RETURN(const std::optional<CacheChunk> chunk, from.Next());
+    if (!chunk) break;
+    if (!write(Encode(*chunk))) return absl::OkStatus();
     ++chunks;
   }
   v1::KvChunk end;

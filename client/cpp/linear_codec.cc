@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/status_macros.h"
 #include "client/cpp/codec.h"
 
 namespace rapt::client {
@@ -24,7 +25,7 @@ static_assert(static_cast<v1::FeatureMap>(FeatureMap::kRelu) == v1::FEATURE_MAP_
 static_assert(static_cast<v1::FeatureMap>(FeatureMap::kFavor) == v1::FEATURE_MAP_FAVOR);
 
 absl::Status SetTensor(const char* name, const TensorView& view, v1::Tensor* tensor) {
-  if (absl::Status status = CheckData(name, view); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckData(name, view));
   Describe(view, *tensor);
   tensor->set_data(view.data.data(), view.data.size());
   return absl::OkStatus();
@@ -65,11 +66,10 @@ absl::Status ReadError(const v1::Tensor& message, std::optional<double>& out) {
 
 absl::StatusOr<Request> EncodeTokens(const LinearCall& call) {
   Request request;
-  absl::Status status = SetTensor("query", call.query, request.mutable_query());
-  if (status.ok()) status = SetTensor("key", call.key, request.mutable_key());
-  if (status.ok()) status = SetTensor("value", call.value, request.mutable_value());
-  if (status.ok()) status = SetOptional(kOfTokens, call, request);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(SetTensor("query", call.query, request.mutable_query()));
+  RAPT_RETURN_IF_ERROR(SetTensor("key", call.key, request.mutable_key()));
+  RAPT_RETURN_IF_ERROR(SetTensor("value", call.value, request.mutable_value()));
+  RAPT_RETURN_IF_ERROR(SetOptional(kOfTokens, call, request));
   request.mutable_nonpad_kv_seqlen()->Add(call.key_lengths.begin(), call.key_lengths.end());
   request.set_want_present_state(call.want_present_state);
   request.set_want_present_normalizer(call.want_present_normalizer);
@@ -77,10 +77,8 @@ absl::StatusOr<Request> EncodeTokens(const LinearCall& call) {
 }
 
 absl::StatusOr<Request> Encode(const LinearCall& call) {
-  absl::StatusOr<Request> encoded = EncodeTokens(call);
-  if (!encoded.ok()) return encoded;
-  Request& request = *encoded;
-  if (absl::Status status = SetOptional(kOfCall, call, request); !status.ok()) return status;
+  RAPT_ASSIGN_OR_RETURN(Request request, EncodeTokens(call));
+  RAPT_RETURN_IF_ERROR(SetOptional(kOfCall, call, request));
   request.set_q_num_heads(call.query_heads);
   request.set_kv_num_heads(call.kv_heads);
   request.set_update_rule(static_cast<v1::UpdateRule>(call.update_rule));
@@ -94,7 +92,7 @@ absl::StatusOr<Request> Encode(const LinearCall& call) {
   if (call.state_type) request.set_state_type(ToProto(*call.state_type));
   request.set_error_rows(call.error_rows);
   request.set_priority(call.priority);
-  return encoded;
+  return request;
 }
 
 absl::StatusOr<LinearResult> Decode(const LinearCall& call, Response response) {
@@ -114,14 +112,11 @@ absl::StatusOr<LinearResult> Decode(const LinearCall& call, Response response) {
   for (const auto& [name, wanted, given, message, out] : kTensors) {
     if (!wanted) continue;
     if (!given) return MalformedResponse(absl::StrCat("no ", name));
-    absl::StatusOr<Tensor> tensor = TakeTensor(name, *message);
-    if (!tensor.ok()) return tensor.status();
-    out = *std::move(tensor);
+    RAPT_ASSIGN_OR_RETURN(out, TakeTensor(name, *message));
   }
   result.output = *std::move(output);
   if (response.has_relative_error()) {
-    absl::Status status = ReadError(response.relative_error(), result.relative_error);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(ReadError(response.relative_error(), result.relative_error));
   }
   ReadPlan(response, result);
   return result;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/linear_codec.h"
 
@@ -37,8 +38,7 @@ absl::StatusOr<LinearResult> LinearStreamCall::Attend(const LinearCall& tokens) 
   // After a failed write there is no response; the status says why.
   stream_->Write(*request);
   if (!stream_->Read(&response)) {
-    absl::Status status = End();
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(End());
     return MalformedResponse("the stream ended early");
   }
   absl::StatusOr<LinearResult> result = Decode(tokens, std::move(response));

@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt::client {
 namespace {
@@ -19,8 +20,7 @@ constexpr size_t kMostAxes = 3;
 
 absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
+  return Invalid(name, " is ", value, "; it must be from ", least, " to ", most);
 }
 
 // The longest pattern whose square, times a few heads, is not out of any memory.
@@ -93,15 +93,11 @@ bool AreNeighbours(int64_t i, int64_t j, int64_t n, int64_t kernel, int64_t dila
 
 absl::StatusOr<Tensor> LongformerMask(int64_t length, int64_t window,
                                       absl::Span<const int64_t> global) {
-  absl::Status status = CheckLength(length);
-  if (status.ok() && window < 0) {
-    status =
-        absl::InvalidArgumentError(absl::StrCat("window is ", window, "; it must be at least 0"));
-  }
+  RAPT_RETURN_IF_ERROR(CheckLength(length));
+  if (window < 0) return Invalid("window is ", window, "; it must be at least 0");
   for (const int64_t position : global) {
-    if (status.ok()) status = CheckRange("a global position", position, 0, length - 1);
+    RAPT_RETURN_IF_ERROR(CheckRange("a global position", position, 0, length - 1));
   }
-  if (!status.ok()) return status;
   std::vector<bool> is_global(length, false);
   for (const int64_t position : global) is_global[position] = true;
   return MakeMask(length, [&](int64_t i, int64_t j) {
@@ -110,29 +106,22 @@ absl::StatusOr<Tensor> LongformerMask(int64_t length, int64_t window,
 }
 
 absl::StatusOr<Tensor> StridedMask(int64_t length, int64_t stride) {
-  absl::Status status = CheckLength(length);
-  if (status.ok() && stride < 1) {
-    status =
-        absl::InvalidArgumentError(absl::StrCat("stride is ", stride, "; it must be at least 1"));
-  }
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckLength(length));
+  if (stride < 1) return Invalid("stride is ", stride, "; it must be at least 1");
   return MakeMask(length, [&](int64_t i, int64_t j) {
     return j <= i && (i - j < stride || (i - j) % stride == 0);
   });
 }
 
 absl::StatusOr<Tensor> BigBirdBlockMask(const BigBird& pattern) {
-  absl::Status status = CheckRange("length", pattern.length, 1, int64_t{1} << 40);
-  if (status.ok()) status = CheckRange("block", pattern.block, 1, int64_t{1} << 40);
-  if (status.ok()) status = CheckRange("heads", pattern.heads, 1, int64_t{1} << 31);
-  if (status.ok()) status = CheckRange("random", pattern.random, 0, int64_t{1} << 31);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRange("length", pattern.length, 1, int64_t{1} << 40));
+  RAPT_RETURN_IF_ERROR(CheckRange("block", pattern.block, 1, int64_t{1} << 40));
+  RAPT_RETURN_IF_ERROR(CheckRange("heads", pattern.heads, 1, int64_t{1} << 31));
+  RAPT_RETURN_IF_ERROR(CheckRange("random", pattern.random, 0, int64_t{1} << 31));
   const int64_t blocks = (pattern.length + pattern.block - 1) / pattern.block;
-  status = CheckRange("the number of blocks", blocks, 1, kMostLength);
-  if (status.ok()) {
-    status = CheckRange("heads", pattern.heads, 1, kMostLength * kMostLength / (blocks * blocks));
-  }
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckRange("the number of blocks", blocks, 1, kMostLength));
+  RAPT_RETURN_IF_ERROR(
+      CheckRange("heads", pattern.heads, 1, kMostLength * kMostLength / (blocks * blocks)));
   std::string flags(pattern.heads * blocks * blocks, '\0');
   for (int64_t head = 0; head < pattern.heads; ++head) {
     for (int64_t row = 0; row < blocks; ++row) {
@@ -145,18 +134,16 @@ absl::StatusOr<Tensor> BigBirdBlockMask(const BigBird& pattern) {
 absl::StatusOr<Tensor> NeighbourhoodMask(absl::Span<const int64_t> shape, int64_t kernel,
                                          int64_t dilation) {
   if (shape.empty() || shape.size() > kMostAxes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shape has ", shape.size(), " axes; it must have 1 to 3"));
+    return Invalid("shape has ", shape.size(), " axes; it must have 1 to 3");
   }
   std::optional<int64_t> length = 1;
   for (const int64_t size : shape) {
-    absl::Status status = CheckRange("an axis of shape", size, 1, kMostLength);
-    if (status.ok()) status = CheckRange("kernel", kernel, 1, size);
-    if (status.ok()) status = CheckRange("dilation", dilation, 1, size / kernel);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckRange("an axis of shape", size, 1, kMostLength));
+    RAPT_RETURN_IF_ERROR(CheckRange("kernel", kernel, 1, size));
+    RAPT_RETURN_IF_ERROR(CheckRange("dilation", dilation, 1, size / kernel));
     length = CheckedMul(*length, size);
   }
-  if (absl::Status status = CheckLength(*length); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckLength(*length));
   return MakeMask(*length, [&](int64_t i, int64_t j) {
     for (size_t axis = shape.size(); axis-- > 0;) {
       const int64_t n = shape[axis];

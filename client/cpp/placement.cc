@@ -13,7 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/host_port.h"
+#include "base/invalid.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 
 namespace rapt::client {
 namespace {
@@ -39,8 +41,7 @@ std::string TextOf(const addrinfo& address) {
 absl::StatusOr<std::vector<std::string>> Resolve(const std::string& address) {
   const std::optional<HostPort> name = ParseHostPort(absl::StripPrefix(address, kDns));
   if (!name || !name->has_both()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address is ", address, "; it must be dns:///NAME:PORT"));
+    return Invalid("address is ", address, "; it must be dns:///NAME:PORT");
   }
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
@@ -97,11 +98,10 @@ class Placement::State {
     // The servers, and the options of each.
     std::map<std::string, Options> wanted;
     for (const std::string& address : addresses_) {
-      absl::Status status = AddServers(address, wanted);
-      if (!status.ok()) return status;
+      RAPT_RETURN_IF_ERROR(AddServers(address, wanted));
     }
     if (wanted.empty()) {
-      return absl::InvalidArgumentError("addresses is empty; there must be at least one");
+      return Invalid("addresses is empty; there must be at least one");
     }
     std::vector<std::string> servers;
     std::map<std::string, std::shared_ptr<Client>> clients;
@@ -111,9 +111,7 @@ class Placement::State {
       if (const auto known = clients_.find(server); known != clients_.end()) {
         client = known->second;
       } else {
-        absl::StatusOr<std::unique_ptr<Client>> connected = Client::Connect(server, options);
-        if (!connected.ok()) return connected.status();
-        client = *std::move(connected);
+        RAPT_ASSIGN_OR_RETURN(client, Client::Connect(server, options));
       }
       servers.push_back(server);
       clients.emplace(server, std::move(client));
@@ -138,16 +136,15 @@ class Placement::State {
                           std::map<std::string, Options>& wanted) const {
     if (!absl::StartsWith(address, kDns)) {
       if (wanted.emplace(address, options_).second) return absl::OkStatus();
-      return absl::InvalidArgumentError(absl::StrCat("address ", address, " is given twice"));
+      return Invalid("address ", address, " is given twice");
     }
-    const absl::StatusOr<std::vector<std::string>> servers = Resolve(address);
-    if (!servers.ok()) return servers.status();
+    RAPT_ASSIGN_OR_RETURN(const std::vector<std::string> servers, Resolve(address));
     Options options = options_;
     // Certificates are for the name.
     if (options.tls && options.tls->server_name.empty()) {
       options.tls->server_name = ParseHostPort(absl::StripPrefix(address, kDns))->node();
     }
-    for (const std::string& server : *servers) wanted.emplace(server, options);
+    for (const std::string& server : servers) wanted.emplace(server, options);
     return absl::OkStatus();
   }
 
@@ -164,7 +161,7 @@ Placement::~Placement() = default;
 absl::StatusOr<std::unique_ptr<Placement>> Placement::Connect(std::vector<std::string> addresses,
                                                               const Options& options) {
   auto state = std::make_unique<State>(std::move(addresses), options);
-  if (absl::Status status = state->Refresh(); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(state->Refresh());
   return std::unique_ptr<Placement>(new Placement(std::move(state)));
 }
 

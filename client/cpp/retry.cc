@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
+#include "base/invalid.h"
 
 namespace rapt::client {
 namespace {
@@ -16,14 +16,12 @@ bool IsRetried(const RetryPolicy& policy, absl::StatusCode code) {
 
 absl::Status Validate(const RetryPolicy& policy) {
   if (policy.max_attempts < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("retries.max_attempts is ", policy.max_attempts, "; it must be at least 1"));
+    return Invalid("retries.max_attempts is ", policy.max_attempts, "; it must be at least 1");
   }
   if (policy.initial_backoff.count() < 0 || policy.max_backoff < policy.initial_backoff) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("retries.initial_backoff is ", policy.initial_backoff.count(),
-                     " ns and retries.max_backoff ", policy.max_backoff.count(),
-                     " ns; the first must be at least 0, the second at least the first"));
+    return Invalid("retries.initial_backoff is ", policy.initial_backoff.count(),
+                   " ns and retries.max_backoff ", policy.max_backoff.count(),
+                   " ns; the first must be at least 0, the second at least the first");
   }
   return absl::OkStatus();
 }

@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cpp/cache_calls.h"
 #include "client/cpp/codec.h"
@@ -22,8 +24,6 @@ namespace {
 
 constexpr size_t kMaxShards = 256;
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-
-absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
 int64_t RowsOf(const TensorView& view) { return view.shape.empty() ? 0 : view.shape[0]; }
 
@@ -42,33 +42,29 @@ TensorView RowsFrom(const TensorView& view, int64_t begin, int64_t count) {
 // InvalidArgument, with `name`, unless it is [tokens, heads, size].
 absl::Status CheckTokens(const char* name, const TensorView& view) {
   if (view.shape.size() == 3) return CheckData(name, view);
-  return Invalid(absl::StrCat(name, " has shape ", ToString(view.shape),
-                              "; it must be [tokens, heads, size]"));
+  return Invalid(name, " has shape ", ToString(view.shape), "; it must be [tokens, heads, size]");
 }
 
 // Returns the number of new tokens. InvalidArgument if k and v differ in it.
 absl::StatusOr<int64_t> TokensOf(const TensorView& k, const TensorView& v) {
-  absl::Status status = CheckTokens("k", k);
-  if (status.ok()) status = CheckTokens("v", v);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckTokens("k", k));
+  RAPT_RETURN_IF_ERROR(CheckTokens("v", v));
   if (RowsOf(k) == RowsOf(v)) return RowsOf(k);
-  return Invalid(absl::StrCat("k has ", RowsOf(k), " tokens and v has ", RowsOf(v),
-                              "; they must have as many"));
+  return Invalid("k has ", RowsOf(k), " tokens and v has ", RowsOf(v), "; they must have as many");
 }
 
 absl::Status CheckShards(absl::Span<const Shard> shards) {
   if (shards.empty() || shards.size() > kMaxShards) {
-    return Invalid(
-        absl::StrCat("shards has ", shards.size(), " entries; it must have 1 to ", kMaxShards));
+    return Invalid("shards has ", shards.size(), " entries; it must have 1 to ", kMaxShards);
   }
   for (size_t n = 0; n < shards.size(); ++n) {
     const int64_t least = n + 1 == shards.size() ? 0 : 1;
     if (shards[n].server == nullptr) {
-      return Invalid(absl::StrCat("shards[", n, "].server is null"));
+      return Invalid("shards[", n, "].server is null");
     }
     if (shards[n].tokens < least) {
-      return Invalid(absl::StrCat("shards[", n, "].tokens is ", shards[n].tokens,
-                                  "; it must be at least ", least));
+      return Invalid("shards[", n, "].tokens is ", shards[n].tokens, "; it must be at least ",
+                     least);
     }
   }
   return absl::OkStatus();
@@ -237,7 +233,7 @@ std::vector<int64_t> ShardedCache::State::lengths() const {
 absl::Status ShardedCache::State::CheckLayer(int32_t layer) const {
   const size_t layers = parts_[0].lengths.size();
   if (layer >= 0 && static_cast<size_t>(layer) < layers) return absl::OkStatus();
-  return Invalid(absl::StrCat("layer is ", layer, "; the caches have ", layers, " layers"));
+  return Invalid("layer is ", layer, "; the caches have ", layers, " layers");
 }
 
 int64_t ShardedCache::State::LengthOf(size_t layer) const {
@@ -324,11 +320,10 @@ absl::Status ShardedCache::State::Store(absl::Span<const std::vector<CacheTokens
       parts_[n].sent[static_cast<size_t>(tokens.layer)] = true;
     }
   }
-  absl::Status status = AtOnce(pieces, [&](size_t n) {
+  RAPT_RETURN_IF_ERROR(AtOnce(pieces, [&](size_t n) {
     const size_t shard = pieces[n].shard;
     return Known(parts_[shard]).Append(by_shard[shard], options).status();
-  });
-  if (!status.ok()) return status;
+  }));
   for (const Piece& piece : pieces) {
     for (const CacheTokens& tokens : by_shard[piece.shard]) {
       parts_[piece.shard].lengths[static_cast<size_t>(tokens.layer)] += RowsOf(tokens.k);
@@ -342,16 +337,12 @@ absl::Status ShardedCache::State::Append(absl::Span<const CacheTokens> parts,
   if (parts.empty()) return Invalid("parts has 0 entries; it must have 1 to 1024");
   std::vector<std::vector<CacheTokens>> by_shard(parts_.size());
   for (const CacheTokens& part : parts) {
-    absl::Status status = CheckLayer(part.layer);
-    if (!status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckLayer(part.layer));
     const auto layer = static_cast<size_t>(part.layer);
-    status = CheckComplete(layer);
-    if (!status.ok()) return status;
-    const absl::StatusOr<int64_t> count = TokensOf(part.k, part.v);
-    if (!count.ok()) return count.status();
-    const absl::StatusOr<std::vector<Piece>> pieces = Split(layer, *count, Asked::kNone);
-    if (!pieces.ok()) return pieces.status();
-    for (const Piece& piece : *pieces) {
+    RAPT_RETURN_IF_ERROR(CheckComplete(layer));
+    RAPT_ASSIGN_OR_RETURN(const int64_t count, TokensOf(part.k, part.v));
+    RAPT_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, Split(layer, count, Asked::kNone));
+    for (const Piece& piece : pieces) {
       by_shard[piece.shard].push_back({part.layer, RowsFrom(part.k, piece.begin, piece.count),
                                        RowsFrom(part.v, piece.begin, piece.count)});
     }
@@ -362,17 +353,16 @@ absl::Status ShardedCache::State::Append(absl::Span<const CacheTokens> parts,
 absl::Status ShardedCache::State::Fill(size_t shard, absl::Span<const CacheTokens> parts,
                                        const CallOptions& options) {
   if (shard >= parts_.size()) {
-    return Invalid(absl::StrCat("shard is ", shard, "; there are ", parts_.size()));
+    return Invalid("shard is ", shard, "; there are ", parts_.size());
   }
   const Part& to = parts_[shard];
   for (const CacheTokens& part : parts) {
-    if (absl::Status status = CheckLayer(part.layer); !status.ok()) return status;
-    const absl::StatusOr<int64_t> count = TokensOf(part.k, part.v);
-    if (!count.ok()) return count.status();
+    RAPT_RETURN_IF_ERROR(CheckLayer(part.layer));
+    RAPT_ASSIGN_OR_RETURN(const int64_t count, TokensOf(part.k, part.v));
     const int64_t room = to.capacity - to.lengths[static_cast<size_t>(part.layer)];
-    if (*count > room) {
+    if (count > room) {
       return Named(shard,
-                   absl::OutOfRangeError(absl::StrCat("it has room for ", room, " of ", *count,
+                   absl::OutOfRangeError(absl::StrCat("it has room for ", room, " of ", count,
                                                       " new tokens of layer ", part.layer)));
     }
   }
@@ -383,52 +373,48 @@ absl::Status ShardedCache::State::Fill(size_t shard, absl::Span<const CacheToken
 
 absl::StatusOr<ShardedResult> ShardedCache::State::Attend(const CacheAttendCall& call,
                                                           const CallOptions& options) {
-  absl::Status status = CheckLayer(call.layer);
+  RAPT_RETURN_IF_ERROR(CheckLayer(call.layer));
   const auto layer = static_cast<size_t>(call.layer);
-  if (status.ok()) status = CheckComplete(layer);
-  if (!status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(CheckComplete(layer));
   const DType dtype =
       parts_[0].cache.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   if (call.output && *call.output != dtype) {
-    return Invalid(absl::StrCat("output is ", NameOf(*call.output), "; it must be ", NameOf(dtype),
-                                " or absent, as results are merged"));
+    return Invalid("output is ", NameOf(*call.output), "; it must be ", NameOf(dtype),
+                   " or absent, as results are merged");
   }
   const TensorView none{.shape = {0, 0, 0}};
-  const absl::StatusOr<int64_t> count = TokensOf(call.k.value_or(none), call.v.value_or(none));
-  if (!count.ok()) return count.status();
+  RAPT_ASSIGN_OR_RETURN(const int64_t count,
+                        TokensOf(call.k.value_or(none), call.v.value_or(none)));
   const int64_t rows = RowsOf(call.q);
-  absl::StatusOr<std::vector<Piece>> pieces =
-      Split(layer, *count, rows > 0 ? Asked::kWithTokens : Asked::kNone);
-  if (!pieces.ok()) return pieces.status();
+  RAPT_ASSIGN_OR_RETURN(std::vector<Piece> pieces,
+                        Split(layer, count, rows > 0 ? Asked::kWithTokens : Asked::kNone));
   // A context without tokens is asked of the first shard.
-  if (pieces->empty()) pieces->push_back({});
-  for (const Piece& piece : *pieces) {
+  if (pieces.empty()) pieces.push_back({});
+  for (const Piece& piece : pieces) {
     if (piece.count > 0) parts_[piece.shard].sent[layer] = true;
   }
 
   const int64_t first_row =
-      call.position.value_or(options_.first_position + LengthOf(layer) + *count - rows);
-  std::vector<CacheAttendResult> partials(pieces->size());
-  status = AtOnce(*pieces, [&](size_t n) {
-    const Piece& piece = (*pieces)[n];
+      call.position.value_or(options_.first_position + LengthOf(layer) + count - rows);
+  std::vector<CacheAttendResult> partials(pieces.size());
+  absl::Status status = AtOnce(pieces, [&](size_t n) {
+    const Piece& piece = pieces[n];
     CacheAttendCall part = PartOf(call, piece, first_row, dtype);
     if (n > 0) part.head_sink.reset();  // one more key, which counts once
-    absl::StatusOr<CacheAttendResult> result = Known(parts_[piece.shard]).Attend(part, options);
-    if (!result.ok()) return result.status();
-    partials[n] = *std::move(result);
+    RAPT_ASSIGN_OR_RETURN(partials[n], Known(parts_[piece.shard]).Attend(part, options));
     return absl::OkStatus();
   });
   const Shape& shape = partials[0].y.shape();
   for (size_t n = 0; n < partials.size() && status.ok(); ++n) {
-    status = Named((*pieces)[n].shard, CheckPartial(partials[n], dtype, shape));
+    status = Named(pieces[n].shard, CheckPartial(partials[n], dtype, shape));
   }
   if (!status.ok()) return status;
-  for (const Piece& piece : *pieces) parts_[piece.shard].lengths[layer] += piece.count;
+  for (const Piece& piece : pieces) parts_[piece.shard].lengths[layer] += piece.count;
   return dtype == DType::kFloat64 ? Merge<double>(partials) : Merge<float>(partials);
 }
 
 absl::Status ShardedCache::State::Truncate(int64_t length, const CallOptions& options) {
-  if (length < 0) return Invalid(absl::StrCat("length is ", length, "; it must be at least 0"));
+  if (length < 0) return Invalid("length is ", length, "; it must be at least 0");
   const std::vector<int64_t> lengths = this->lengths();
   const int64_t shortest = *std::min_element(lengths.begin(), lengths.end());
   if (length > shortest) {
@@ -458,19 +444,18 @@ absl::Status ShardedCache::State::CheckFound(const Part& part, const CacheInfo& 
     return Invalid("the cache has other layers, head sizes, type or storage than the shard");
   }
   if (info.first_position != part.options.first_position) {
-    return Invalid(absl::StrCat("the cache begins at position ", info.first_position,
-                                "; the shard begins at ", part.options.first_position));
+    return Invalid("the cache begins at position ", info.first_position, "; the shard begins at ",
+                   part.options.first_position);
   }
   const int64_t longest = *std::max_element(info.lengths.begin(), info.lengths.end());
   if (longest <= part.capacity) return absl::OkStatus();
-  return Invalid(
-      absl::StrCat("the cache has ", longest, " tokens; the shard holds ", part.capacity));
+  return Invalid("the cache has ", longest, " tokens; the shard holds ", part.capacity);
 }
 
 absl::Status ShardedCache::State::Rebuild(size_t shard, Client& server, CacheReader* from,
                                           const CallOptions& options) {
   if (shard >= parts_.size()) {
-    return Invalid(absl::StrCat("shard is ", shard, "; there are ", parts_.size()));
+    return Invalid("shard is ", shard, "; there are ", parts_.size());
   }
   Part& part = parts_[shard];
   const Deadline deadline = CacheCalls::Of(server).calls().DeadlineOf(options);

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "client/cpp/codec.h"
 
 namespace rapt::client {
@@ -114,9 +115,8 @@ absl::StatusOr<grpc::ByteBuffer> StreamCall::NextChunk() {
   const StreamChunk& chunk = chunked_.chunks()[next_chunk_++];
   if (!chunked_.NeedsRead(chunk)) return payloads_.MakeBuffer(chunked_.Chunk(chunk));
   std::shared_ptr<std::string> bytes;
-  const absl::StatusOr<RequestMessage> message = chunked_.ReadChunk(chunk, bytes);
-  if (!message.ok()) return message.status();
-  return MakeOwningBuffer(*message, bytes);
+  RAPT_ASSIGN_OR_RETURN(const RequestMessage message, chunked_.ReadChunk(chunk, bytes));
+  return MakeOwningBuffer(message, bytes);
 }
 
 void StreamCall::Read() { call_->Read(&received_, TagOf(kReadDone)); }

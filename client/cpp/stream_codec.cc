@@ -8,8 +8,9 @@
 #include <iterator>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "base/wire_format.h"
 #include "client/cpp/byte_size.h"
 #include "client/cpp/call_fields.h"
@@ -103,20 +104,20 @@ absl::StatusOr<ChunkedCall> ChunkedCall::Make(const AttendCall& call, const Stre
 
 absl::Status ChunkedCall::ReadShapes() {
   if (call_.wants_present) {
-    return absl::InvalidArgumentError("present keys and values are not supported in streams");
+    return Invalid("present keys and values are not supported in streams");
   }
   if (call_.v_head_size) {
-    return absl::InvalidArgumentError("v_head_size is not supported in streams");
+    return Invalid("v_head_size is not supported in streams");
   }
   if (call_.score_function != ScoreFunction::kDotProduct) {
-    return absl::InvalidArgumentError("additive scores are not supported in streams");
+    return Invalid("additive scores are not supported in streams");
   }
   for (const CallTensor& tensor : CallTensors()) {
     if (tensor.In(call_) == nullptr || IsStreamed(tensor.name) || IsMask(tensor.name) ||
         HeaderField(tensor)) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrCat(tensor.name, " is not supported in streams"));
+    return Invalid(tensor.name, " is not supported in streams");
   }
   const Shape& q = call_.q.shape;
   const Shape& k = call_.k.shape;
@@ -148,7 +149,7 @@ absl::Status ChunkedCall::ReadShapes() {
     a.query_length = q[1];
     a.key_length = k[1];
     if (q[2] % a.query_heads != 0 || v[2] % a.kv_heads != 0) {
-      return absl::InvalidArgumentError("the last axes of q and v must be multiples of the heads");
+      return Invalid("the last axes of q and v must be multiples of the heads");
     }
     a.head_size = q[2] / a.query_heads;
     a.value_head_size = v[2] / a.kv_heads;
@@ -173,21 +174,19 @@ absl::Status ChunkedCall::ReadShapes() {
     return heads_outside_ ? Shape{a.batch, a.kv_heads, a.key_length, size}
                           : Shape{a.batch, a.key_length, a.kv_heads, size};
   };
-  absl::Status status = CheckShape("k", call_.k, shape_of(a.head_size));
-  if (status.ok()) status = CheckShape("v", call_.v, shape_of(a.value_head_size));
-  if (!status.ok() || !call_.past_key || !call_.past_value) {
-    if (status.ok() && call_.past_key.has_value() != call_.past_value.has_value()) {
-      return absl::InvalidArgumentError("past_key and past_value must be set together");
-    }
-    return status;
+  RAPT_RETURN_IF_ERROR(CheckShape("k", call_.k, shape_of(a.head_size)));
+  RAPT_RETURN_IF_ERROR(CheckShape("v", call_.v, shape_of(a.value_head_size)));
+  if (call_.past_key.has_value() != call_.past_value.has_value()) {
+    return Invalid("past_key and past_value must be set together");
   }
+  if (!call_.past_key) return absl::OkStatus();
   if (call_.past_key->shape.size() == 4) a.past_length = call_.past_key->shape[2];
   const Shape past = {a.batch, a.kv_heads, a.past_length, a.head_size};
   const Shape past_value = {a.batch, a.kv_heads, a.past_length, a.value_head_size};
-  status = CheckShape("past_key", *call_.past_key, past);
-  if (status.ok()) status = CheckShape("past_value", *call_.past_value, past_value);
+  RAPT_RETURN_IF_ERROR(CheckShape("past_key", *call_.past_key, past));
+  RAPT_RETURN_IF_ERROR(CheckShape("past_value", *call_.past_value, past_value));
   a.key_length += a.past_length;
-  return status;
+  return absl::OkStatus();
 }
 
 // Expands the shape of the mask or the bias to rank 4.
@@ -260,7 +259,7 @@ absl::Status ChunkedCall::CheckData() const {
   if (ByteSize(DType::kFloat64, {a.batch, a.query_heads, a.query_length, a.key_length})) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError("the size of the score matrix overflows 64 bits");
+  return Invalid("the size of the score matrix overflows 64 bits");
 }
 
 absl::Status ChunkedCall::CheckHeader() const {
@@ -296,9 +295,8 @@ absl::Status ChunkedCall::ChooseChunks(int64_t max_bytes) {
         absl::StrFormat("query_chunk is %d and key_chunk %d; both must be at least 0",
                         options_.query_chunk, options_.key_chunk));
   }
-  absl::Status status = choose(false, axes_.query_length, options_.query_chunk, query_chunk_);
-  if (status.ok()) status = choose(true, axes_.key_length, options_.key_chunk, key_chunk_);
-  return status;
+  RAPT_RETURN_IF_ERROR(choose(false, axes_.query_length, options_.query_chunk, query_chunk_));
+  return choose(true, axes_.key_length, options_.key_chunk, key_chunk_);
 }
 
 // Returns the size of the results of a chunk.
@@ -522,7 +520,7 @@ absl::StatusOr<RequestMessage> ChunkedCall::ReadChunk(const StreamChunk& chunk,
   rows.v = take(sizes.v);
   rows.mask = take(sizes.mask);
   rows.attention_bias = take(sizes.bias);
-  if (absl::Status status = options_.read(rows); !status.ok()) return status;
+  RAPT_RETURN_IF_ERROR(options_.read(rows));
   return Message(chunk, sizes,
                  {.q = [&](RequestMessage& m) { m.AppendPayload(rows.q); },
                   .k = [&](RequestMessage& m) { m.AppendPayload(rows.k); },

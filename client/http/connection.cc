@@ -20,6 +20,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/status_macros.h"
 
 namespace rapt::client {
 namespace {
@@ -246,7 +247,7 @@ absl::StatusOr<HttpConnection::Wait> HttpConnection::Receive() {
   if (count == 0) return Broken();
   received_ += static_cast<size_t>(count);
   if (!has_head_) {
-    if (absl::Status status = OnHead(); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(OnHead());
   }
   if (!has_head_ || received_ < response_.body.size()) return Wait::kNothing;
   state_ = State::kIdle;

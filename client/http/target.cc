@@ -9,13 +9,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/host_port.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt::client {
 namespace {
 
 absl::Status Unusable(absl::string_view what, const std::string& path) {
   ERR_clear_error();
-  return absl::InvalidArgumentError(absl::StrCat("can't use ", what, " ", path));
+  return Invalid("can't use ", what, " ", path);
 }
 
 }  // namespace
@@ -24,21 +26,18 @@ absl::StatusOr<HttpTarget> HttpTarget::Make(const std::string& address, const Op
   HttpTarget target;
   target.address_ = address;
   target.token_ = options.token;
-  absl::Status status = target.Resolve();
-  if (status.ok() && options.tls) status = target.UseTls(*options.tls);
-  if (status.ok() && !options.token.empty() && !options.tls) {
-    status =
-        absl::InvalidArgumentError("a token needs TLS over HTTP; it is never sent in plain text");
+  RAPT_RETURN_IF_ERROR(target.Resolve());
+  if (options.tls) RAPT_RETURN_IF_ERROR(target.UseTls(*options.tls));
+  if (!options.token.empty() && !options.tls) {
+    return Invalid("a token needs TLS over HTTP; it is never sent in plain text");
   }
-  if (!status.ok()) return status;
   return target;
 }
 
 absl::Status HttpTarget::Resolve() {
   const std::optional<HostPort> parts = ParseHostPort(address_);
   if (!parts || !parts->has_both()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the address is '", address_, "'; over HTTP it must be HOST:PORT"));
+    return Invalid("the address is '", address_, "'; over HTTP it must be HOST:PORT");
   }
   server_name_ = parts->node();
   addrinfo hints = {};
@@ -46,8 +45,7 @@ absl::Status HttpTarget::Resolve() {
   addrinfo* found = nullptr;
   if (const int error = getaddrinfo(server_name_.c_str(), parts->service().c_str(), &hints, &found);
       error != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("can't resolve '", address_, "': ", gai_strerror(error)));
+    return Invalid("can't resolve '", address_, "': ", gai_strerror(error));
   }
   for (const addrinfo* name = found; name != nullptr; name = name->ai_next) {
     std::memcpy(&names_.emplace_back().bytes, name->ai_addr, name->ai_addrlen);
@@ -59,8 +57,7 @@ absl::Status HttpTarget::Resolve() {
 
 absl::Status HttpTarget::UseTls(const TlsOptions& options) {
   if (options.cert_file.empty() != options.key_file.empty()) {
-    return absl::InvalidArgumentError(
-        "a TLS certificate and its key must be set together; only one is set");
+    return Invalid("a TLS certificate and its key must be set together; only one is set");
   }
   if (!options.server_name.empty()) server_name_ = options.server_name;
   tls_ = {SSL_CTX_new(TLS_client_method()), SSL_CTX_free};

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/invalid.h"
 
 namespace rapt::load {
 namespace {
@@ -151,13 +152,12 @@ absl::StatusOr<Trace> ParseTrace(std::string_view text) {
     lines.back().shape = static_cast<size_t>(known - trace.shapes.begin());
     if (known == trace.shapes.end()) trace.shapes.emplace_back(shape);
   }
-  if (lines.empty())
-    return absl::InvalidArgumentError("the trace is empty; it must have at least one request");
+  if (lines.empty()) return Invalid("the trace is empty; it must have at least one request");
   std::stable_sort(lines.begin(), lines.end(),
                    [](const Line& a, const Line& b) { return a.time < b.time; });
   for (const Line& line : lines) {
     if (line.shape.has_value() == trace.shapes.empty()) {
-      return absl::InvalidArgumentError(
+      return Invalid(
           "some lines of the trace have a shape and some have none; all or none must have one");
     }
     trace.times.push_back(line.time);

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "base/status_macros.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/deadline.h"
 #include "client/cpp/reason.h"
@@ -231,9 +232,8 @@ class GrpcWire final : public Wire {
 absl::StatusOr<std::unique_ptr<Wire>> NewGrpcWire(const std::string& address,
                                                   const client::Options& options,
                                                   const Interface& interface) {
-  const auto credentials = client::CredentialsFor(address, options);
-  if (!credentials.ok()) return credentials.status();
-  return std::make_unique<GrpcWire>(address, options, *credentials, interface);
+  RAPT_ASSIGN_OR_RETURN(const auto credentials, client::CredentialsFor(address, options));
+  return std::make_unique<GrpcWire>(address, options, credentials, interface);
 }
 
 }  // namespace rapt::load

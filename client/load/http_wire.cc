@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/descriptor.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "client/http/connection.h"
 #include "client/http/target.h"
 #include "client/load/wire.h"
@@ -274,9 +275,8 @@ class HttpWire final : public Wire {
 
 absl::StatusOr<std::unique_ptr<Wire>> NewHttpWire(const std::string& address,
                                                   const client::Options& options) {
-  absl::StatusOr<HttpTarget> target = HttpTarget::Make(address, options);
-  if (!target.ok()) return target.status();
-  return std::make_unique<HttpWire>(*std::move(target));
+  RAPT_ASSIGN_OR_RETURN(HttpTarget target, HttpTarget::Make(address, options));
+  return std::make_unique<HttpWire>(std::move(target));
 }
 
 }  // namespace rapt::load

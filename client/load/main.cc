@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
 #include "base/version.h"
 #include "client/console/command_line.h"
 #include "client/console/exit_code.h"
@@ -72,11 +73,10 @@ class Session {
 
   absl::Status Connect() {
     const Interface& interface = settings_.load.interface;
-    auto wire = interface.protocol == Protocol::kHttp
-                    ? NewHttpWire(settings_.address, settings_.options)
-                    : NewGrpcWire(settings_.address, settings_.options, interface);
-    if (!wire.ok()) return wire.status();
-    wire_ = *std::move(wire);
+    RAPT_ASSIGN_OR_RETURN(wire_,
+                          interface.protocol == Protocol::kHttp
+                              ? NewHttpWire(settings_.address, settings_.options)
+                              : NewGrpcWire(settings_.address, settings_.options, interface));
     return wire_->WaitUntilReady(kConnectTimeout);
   }
 
@@ -95,16 +95,14 @@ class Session {
     constexpr double kPrecision = 0.05;
     Load closed = settings_.load;
     closed.duration = settings_.load.duration / 4;
-    absl::StatusOr<Run> flat_out = RunOnce(closed);
-    if (!flat_out.ok()) return flat_out.status();
-    result.run = *flat_out;
+    RAPT_ASSIGN_OR_RETURN(Run flat_out, RunOnce(closed));
+    result.run = flat_out;
     const double capacity = Summarize(result).rate;
     if (!(capacity > 0)) return flat_out;  // it reports the failures
     result.is_open_loop = true;
-    absl::StatusOr<std::vector<Trial>> trials =
-        SearchRate(capacity, kPrecision, [&](double rate) { return Try(rate, closed, result); });
-    if (!trials.ok()) return trials.status();
-    result.trials = *std::move(trials);
+    RAPT_ASSIGN_OR_RETURN(result.trials, SearchRate(capacity, kPrecision, [&](double rate) {
+                            return Try(rate, closed, result);
+                          }));
     const Trial* best = BestOf(result.trials);
     return RunOnce(AtRate(best == nullptr ? capacity * 0.01 : best->offered, settings_.load));
   }
@@ -116,9 +114,7 @@ class Session {
   }
 
   absl::StatusOr<Trial> Try(double rate, const Load& load, Result& result) {
-    absl::StatusOr<Run> run = RunOnce(AtRate(rate, load));
-    if (!run.ok()) return run.status();
-    result.run = *std::move(run);
+    RAPT_ASSIGN_OR_RETURN(result.run, RunOnce(AtRate(rate, load)));
     const Summary summary = Summarize(result);
     // If fewer calls finish than arrive, a queue grows and the percentile would keep rising.
     const bool keeps_up = summary.rate >= 0.9 * summary.offered_rate;

@@ -12,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 #include "client/load/random.h"
 
 namespace rapt::load {
@@ -108,12 +110,12 @@ absl::Status ReadWord(absl::string_view word, CallShape& shape) {
     if (absl::SimpleAtod(value, &shape.weight) && shape.weight > 0 && shape.weight <= 1e9) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError("has an invalid weight; it must be above 0 and at most 1e9");
+    return Invalid("has an invalid weight; it must be above 0 and at most 1e9");
   }
   if (absl::ConsumePrefix(&value, "mask=")) {
     const absl::StatusOr<MaskKind> mask = ParseMask(std::string(value));
     if (!mask.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("has an ", mask.status().message()));
+      return Invalid("has an ", mask.status().message());
     }
     shape.mask = *mask;
     return absl::OkStatus();
@@ -236,15 +238,14 @@ absl::StatusOr<std::vector<CallShape>> ParseMix(std::string_view text, int64_t v
       spec = absl::StripAsciiWhitespace(spec);
       if (spec.empty()) continue;
       const NamedMix* mix = FindMix(spec);
-      const absl::StatusOr<std::vector<CallShape>> parsed =
+      RAPT_ASSIGN_OR_RETURN(
+          const std::vector<CallShape> parsed,
           mix != nullptr ? ParseMix({mix->shapes.data(), mix->shapes.size()}, variants, defaults)
-                         : ParseSpec(spec, variants, defaults);
-      if (!parsed.ok()) return parsed.status();
-      shapes.insert(shapes.end(), parsed->begin(), parsed->end());
+                         : ParseSpec(spec, variants, defaults));
+      shapes.insert(shapes.end(), parsed.begin(), parsed.end());
     }
   }
-  if (shapes.empty())
-    return absl::InvalidArgumentError("the mix is empty; it must have at least one shape");
+  if (shapes.empty()) return Invalid("the mix is empty; it must have at least one shape");
   return shapes;
 }
 

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "base/wire_format.h"
 #include "client/console/json.h"
 #include "client/cpp/codec.h"
@@ -162,14 +163,13 @@ absl::StatusOr<std::shared_ptr<client::SharedRegion>> NewRegion(
 absl::StatusOr<EncodedCall> EncodeShared(const Interface& interface, const CallData& data,
                                          const client::Connection* connection) {
   const int64_t bytes = OffsetOfY(data.call()) + data.y_bytes();
-  auto region = NewRegion(bytes, connection);
-  if (!region.ok()) return region.status();
+  RAPT_ASSIGN_OR_RETURN(auto region, NewRegion(bytes, connection));
   const client::RequestMessage message = interface.protocol == Protocol::kRapt
-                                             ? client::EncodeAttendIn(**region, data.call())
-                                             : EncodeOipIn(**region, interface, data);
+                                             ? client::EncodeAttendIn(*region, data.call())
+                                             : EncodeOipIn(*region, interface, data);
   return EncodedCall{.messages = {ToByteBuffer(message)},
                      .message_bytes = message.size(),
-                     .region = *std::move(region)};
+                     .region = std::move(region)};
 }
 
 // --- A stream of rapt.v1: a header, then chunks ---
@@ -273,10 +273,9 @@ absl::StatusOr<std::string> GatherY(const CallData& data,
   const int64_t heads = shape.batch * shape.query_heads;
   std::string y(static_cast<size_t>(data.y_bytes()), '\0');
   for (const grpc::ByteBuffer& received : responses) {
-    const auto message = Parse<v1::AttendStreamResponse>(received);
-    if (!message.ok()) return message.status();
-    if (!message->has_output()) continue;
-    const v1::OutputChunk& chunk = message->output();
+    RAPT_ASSIGN_OR_RETURN(const auto message, Parse<v1::AttendStreamResponse>(received));
+    if (!message.has_output()) continue;
+    const v1::OutputChunk& chunk = message.output();
     const int64_t bytes = chunk.count() * row_bytes;
     if (chunk.offset() < 0 || chunk.count() < 0 || chunk.count() > shape.queries ||
         chunk.offset() > shape.queries - chunk.count() ||
@@ -327,16 +326,16 @@ absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& d
     return EncodeStream(data);
   }
   if (interface.protocol == Protocol::kHttp) return EncodeHttp(data.call());
-  const absl::StatusOr<client::RequestMessage> message =
-      interface.protocol == Protocol::kRapt ? client::EncodeAttend(data.call(), kMaxMessageBytes)
-                                            : EncodeOip(interface, data.call());
-  if (!message.ok()) return message.status();
-  if (message->size() > kMaxMessageBytes) {
+  RAPT_ASSIGN_OR_RETURN(const client::RequestMessage message,
+                        interface.protocol == Protocol::kRapt
+                            ? client::EncodeAttend(data.call(), kMaxMessageBytes)
+                            : EncodeOip(interface, data.call()));
+  if (message.size() > kMaxMessageBytes) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("a request of %s has %d bytes; a message must have at most %d",
-                        Describe(data.shape()), message->size(), kMaxMessageBytes));
+                        Describe(data.shape()), message.size(), kMaxMessageBytes));
   }
-  return EncodedCall{.messages = {ToByteBuffer(*message)}, .message_bytes = message->size()};
+  return EncodedCall{.messages = {ToByteBuffer(message)}, .message_bytes = message.size()};
 }
 
 void Release(const EncodedCall& call, const client::Connection* connection) {
@@ -351,10 +350,9 @@ absl::Status StatusInResponse(const Interface& interface, const grpc::ByteBuffer
   // An error is a short message with that field only. Larger messages are not parsed.
   constexpr int64_t kMaxErrorBytes = 64 * 1024;
   if (static_cast<int64_t>(received.Length()) > kMaxErrorBytes) return absl::OkStatus();
-  const auto message = Parse<inference::ModelStreamInferResponse>(received);
-  if (!message.ok()) return message.status();
-  if (message->error_message().empty()) return absl::OkStatus();
-  return absl::UnknownError(message->error_message());
+  RAPT_ASSIGN_OR_RETURN(const auto message, Parse<inference::ModelStreamInferResponse>(received));
+  if (message.error_message().empty()) return absl::OkStatus();
+  return absl::UnknownError(message.error_message());
 }
 
 absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& data,
@@ -376,11 +374,10 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
       return absl::InternalError("malformed response from server: its bytes can't be read");
     const absl::Span<const std::byte> region =
         call.region == nullptr ? absl::Span<const std::byte>() : call.region->bytes();
-    const absl::StatusOr<client::AttendResult> result =
-        client::DecodeAttend(client::WantedBy({}), {ToByteSlices(slices)},
-                             static_cast<int64_t>(received.Length()), region);
-    if (!result.ok()) return result.status();
-    const absl::Span<const std::byte> y = result->y.bytes();
+    RAPT_ASSIGN_OR_RETURN(const client::AttendResult result,
+                          client::DecodeAttend(client::WantedBy({}), {ToByteSlices(slices)},
+                                               static_cast<int64_t>(received.Length()), region));
+    const absl::Span<const std::byte> y = result.y.bytes();
     return std::string(reinterpret_cast<const char*>(y.data()), y.size());
   }
   if (call.region != nullptr) {
@@ -397,9 +394,9 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
   }
   absl::StatusOr<ModelInferResponse> response;
   if (interface.transport == Transport::kStream) {
-    const auto streamed = Parse<inference::ModelStreamInferResponse>(received);
-    if (!streamed.ok()) return streamed.status();
-    response = streamed->infer_response();
+    RAPT_ASSIGN_OR_RETURN(const auto streamed,
+                          Parse<inference::ModelStreamInferResponse>(received));
+    response = streamed.infer_response();
   } else {
     response = Parse<ModelInferResponse>(received);
   }

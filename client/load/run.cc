@@ -9,9 +9,9 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "client/load/mix.h"
 
 namespace rapt::load {
@@ -125,13 +125,11 @@ class Driver {
           std::make_unique<Receiver>(wire_.NewInbox(clock_), workload_.shapes().size(), load_));
     }
     for (int i = 0; i < load_.streams && !interrupted_; ++i) {
-      auto source = workload_.NewSource(wire_.connection(i));
-      if (!source.ok()) return source.status();
+      RAPT_ASSIGN_OR_RETURN(auto source, workload_.NewSource(wire_.connection(i)));
       Receiver& receiver = *receivers_[static_cast<size_t>(i / load_.group % threads)];
       Stream& stream =
-          *receiver.streams.emplace_back(receiver.inbox->NewStream(i, *std::move(source)));
-      absl::Status prepared = stream.source().Prepare(choice_(static_cast<uint64_t>(i)));
-      if (!prepared.ok()) return prepared;
+          *receiver.streams.emplace_back(receiver.inbox->NewStream(i, std::move(source)));
+      RAPT_RETURN_IF_ERROR(stream.source().Prepare(choice_(static_cast<uint64_t>(i))));
       if (i % load_.group == 0) receiver.groups.push_back(std::make_unique<Group>());
       stream.group = receiver.groups.back().get();
       stream.group->streams.push_back(&stream);

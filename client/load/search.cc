@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
+
 namespace rapt::load {
 
 absl::StatusOr<std::vector<Trial>> SearchRate(
@@ -11,10 +13,9 @@ absl::StatusOr<std::vector<Trial>> SearchRate(
   double passes = 0, fails = capacity * 1.05;
   double rate = capacity * 0.7;  // queues grow quickly beyond this
   while (fails - passes > precision * fails && fails > capacity * 0.01) {
-    const absl::StatusOr<Trial> trial = try_rate(rate);
-    if (!trial.ok()) return trial.status();
-    trials.push_back(*trial);
-    (trial->passed ? passes : fails) = rate;
+    RAPT_ASSIGN_OR_RETURN(const Trial trial, try_rate(rate));
+    trials.push_back(trial);
+    (trial.passed ? passes : fails) = rate;
     rate = (passes + fails) / 2;
   }
   return trials;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "client/cpp/cache_codec.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/deadline.h"
@@ -88,7 +89,7 @@ class SequenceData {
                                                  Describe(shape_), client::ToString(y.shape())));
     }
     for (const int64_t item : std::set<int64_t>{0, items() / 2, items() - 1}) {
-      if (absl::Status status = CheckItem(step, item, y); !status.ok()) return status;
+      RAPT_RETURN_IF_ERROR(CheckItem(step, item, y));
     }
     return absl::OkStatus();
   }
@@ -419,7 +420,7 @@ class SequenceWorkload final : public Workload {
       const client::Connection* connection) override {
     const bool has_parents = sequences_.options.scenario == CacheScenario::kSharedPrefix;
     if (has_parents && parents_.empty()) {
-      if (absl::Status status = MakeParents(*connection); !status.ok()) return status;
+      RAPT_RETURN_IF_ERROR(MakeParents(*connection));
     }
     return std::make_unique<SequenceCalls>(sequences_, *connection);
   }
@@ -430,7 +431,7 @@ class SequenceWorkload final : public Workload {
     for (size_t shape = 0; shape < sequences_.data.size(); ++shape) {
       SequenceCalls& parent = *parents_.emplace_back(
           std::make_unique<SequenceCalls>(sequences_, connection, /*items=*/1));
-      if (absl::Status status = parent.Prepare(shape); !status.ok()) return status;
+      RAPT_RETURN_IF_ERROR(parent.Prepare(shape));
       known.push_back(parent.first());
     }
     sequences_.parents = std::move(known);
@@ -466,7 +467,7 @@ absl::StatusOr<CacheScenario> ParseCacheScenario(std::string_view text) {
 absl::StatusOr<std::unique_ptr<Workload>> KeepSequences(const SequenceOptions& options,
                                                         const std::vector<CallShape>& shapes) {
   for (const CallShape& shape : shapes) {
-    if (absl::Status status = CheckShape(shape); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckShape(shape));
   }
   return std::make_unique<SequenceWorkload>(options, shapes);
 }

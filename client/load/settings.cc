@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
 
 namespace rapt::load {
 namespace {
@@ -107,15 +109,14 @@ absl::StatusOr<Protocol> ReadProtocol(const std::string& name) {
 
 absl::StatusOr<Interface> ReadInterface(const LoadFlags& flags) {
   Interface interface;
-  const absl::StatusOr<Protocol> protocol = ReadProtocol(flags.protocol);
-  if (!protocol.ok()) return protocol.status();
-  interface.protocol = *protocol;
-  if (*protocol == Protocol::kHttp) {
-    if (absl::Status status = CheckHttp(flags); !status.ok()) return status;
+  RAPT_ASSIGN_OR_RETURN(const Protocol protocol, ReadProtocol(flags.protocol));
+  interface.protocol = protocol;
+  if (protocol == Protocol::kHttp) {
+    RAPT_RETURN_IF_ERROR(CheckHttp(flags));
   }
   interface.model = flags.model;
   if (flags.shared_memory && flags.stream) {
-    return absl::InvalidArgumentError("--shared-memory and --stream are mutually exclusive");
+    return Invalid("--shared-memory and --stream are mutually exclusive");
   }
   if (flags.shared_memory) {
     if (!client::IsSameMachine(flags.server.address)) {
@@ -139,7 +140,7 @@ absl::StatusOr<const Scenario*> FindScenario(const LoadFlags& flags) {
           absl::StrFormat("--concurrency is fixed by --scenario %s", scenario.name));
     }
     if (scenario.needs_rate && !flags.rate && !flags.search) {
-      return absl::InvalidArgumentError("--scenario server needs --rate, or --search with --slo");
+      return Invalid("--scenario server needs --rate, or --search with --slo");
     }
     if (!scenario.needs_rate && (flags.rate || flags.trace || flags.search)) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -192,16 +193,15 @@ absl::StatusOr<std::string> ShapesText(const std::string& flag) {
 }
 
 absl::Status SetRate(const LoadFlags& flags, Load& load) {
-  auto segments = ParseRate(*flags.rate, load.duration);
-  if (!segments.ok()) return segments.status();
+  RAPT_ASSIGN_OR_RETURN(auto segments, ParseRate(*flags.rate, load.duration));
   if (load.warmup.count() > 0) {
-    const double first = segments->front().from;
-    segments->insert(segments->begin(), {load.warmup, first, first});
+    const double first = segments.front().from;
+    segments.insert(segments.begin(), {load.warmup, first, first});
   }
   if (flags.arrivals == "poisson") {
-    load.arrivals = Arrivals::AtRandom(*std::move(segments), flags.seed);
+    load.arrivals = Arrivals::AtRandom(std::move(segments), flags.seed);
   } else if (flags.arrivals == "constant") {
-    load.arrivals = Arrivals::Evenly(*std::move(segments));
+    load.arrivals = Arrivals::Evenly(std::move(segments));
   } else {
     return absl::InvalidArgumentError(
         absl::StrFormat("--arrivals is '%s'; it takes poisson or constant", flags.arrivals));
@@ -210,20 +210,18 @@ absl::Status SetRate(const LoadFlags& flags, Load& load) {
 }
 
 absl::Status SetTrace(const LoadFlags& flags, Settings& settings) {
-  const absl::StatusOr<std::string> text = ReadFile("trace", *flags.trace);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<Trace> trace = ParseTrace(*text);
+  RAPT_ASSIGN_OR_RETURN(const std::string text, ReadFile("trace", *flags.trace));
+  absl::StatusOr<Trace> trace = ParseTrace(text);
   if (!trace.ok()) return Prefix("trace", trace.status());
   if (!trace->shapes.empty()) {
     std::vector<CallShape> shapes;
     for (const std::string& shape : trace->shapes) {
-      auto one = ReadShapes(flags, shape);
-      if (!one.ok()) return one.status();
-      if (one->size() != 1) {
+      RAPT_ASSIGN_OR_RETURN(auto one, ReadShapes(flags, shape));
+      if (one.size() != 1) {
         return absl::InvalidArgumentError(
             absl::StrFormat("--trace: '%s' is a mix; a line must have a single shape", shape));
       }
-      shapes.push_back(one->front());
+      shapes.push_back(one.front());
     }
     settings.shapes = std::move(shapes);
     settings.load.shape_of = std::move(trace->shape_of);
@@ -238,13 +236,13 @@ absl::Status SetTrace(const LoadFlags& flags, Settings& settings) {
 absl::Status SetLoop(const LoadFlags& flags, const Scenario* scenario, Settings& settings) {
   Load& load = settings.load;
   if (flags.rate && flags.trace) {
-    return absl::InvalidArgumentError("--rate and --trace are mutually exclusive");
+    return Invalid("--rate and --trace are mutually exclusive");
   }
   if (flags.search && (flags.rate || flags.trace)) {
-    return absl::InvalidArgumentError("--search excludes --rate and --trace; it finds the rate");
+    return Invalid("--search excludes --rate and --trace; it finds the rate");
   }
   if (flags.search && !flags.slo_ms) {
-    return absl::InvalidArgumentError("--search needs --slo MS");
+    return Invalid("--search needs --slo MS");
   }
   const bool is_open = flags.rate || flags.trace || flags.search;
   const int64_t default_streams = scenario != nullptr ? scenario->concurrency : is_open ? 64 : 1;
@@ -366,33 +364,27 @@ std::vector<Flag> LoadFlags::Table() {
 }
 
 absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
-  if (absl::Status numbers = CheckNumbers(flags); !numbers.ok()) return numbers;
-  const absl::StatusOr<const Scenario*> scenario = FindScenario(flags);
-  if (!scenario.ok()) return scenario.status();
-  const absl::StatusOr<Interface> interface = ReadInterface(flags);
-  if (!interface.ok()) return interface.status();
-  const absl::StatusOr<std::string> text = ShapesText(flags.shapes);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<std::vector<CallShape>> shapes = ReadShapes(flags, *text);
-  if (!shapes.ok()) return shapes.status();
+  RAPT_RETURN_IF_ERROR(CheckNumbers(flags));
+  RAPT_ASSIGN_OR_RETURN(const Scenario* const scenario, FindScenario(flags));
+  RAPT_ASSIGN_OR_RETURN(const Interface interface, ReadInterface(flags));
+  RAPT_ASSIGN_OR_RETURN(const std::string text, ShapesText(flags.shapes));
+  RAPT_ASSIGN_OR_RETURN(std::vector<CallShape> shapes, ReadShapes(flags, text));
 
-  for (const CallShape& shape : *shapes) {
+  for (const CallShape& shape : shapes) {
     if (flags.stream && flags.protocol == "rapt" && shape.mask != MaskKind::kNone) {
-      return absl::InvalidArgumentError(
-          "--stream with --protocol rapt supports no masks; a shape has one");
+      return Invalid("--stream with --protocol rapt supports no masks; a shape has one");
     }
   }
-  absl::StatusOr<client::Options> options = OptionsOf(flags.server);
-  if (!options.ok()) return options.status();
+  RAPT_ASSIGN_OR_RETURN(client::Options options, OptionsOf(flags.server));
   Settings settings{.address = flags.server.address,
-                    .options = *std::move(options),
-                    .shapes = *std::move(shapes),
+                    .options = std::move(options),
+                    .shapes = std::move(shapes),
                     .searches = flags.search,
                     .scenario = flags.scenario};
   Load& load = settings.load;
-  load.interface = *interface;
+  load.interface = interface;
   // Servers of gRPC's own library reject frequent pings.
-  if (interface->protocol == Protocol::kOip) settings.options.max_silence = {};
+  if (interface.protocol == Protocol::kOip) settings.options.max_silence = {};
   load.threads = static_cast<int>(flags.threads);
   load.warmup = ToNanoseconds(flags.warmup_s);
   load.duration = ToNanoseconds(flags.duration_s);
@@ -404,7 +396,7 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
   if (flags.cache) {
     const absl::StatusOr<CacheScenario> cache = ParseCacheScenario(*flags.cache);
     if (!cache.ok()) return Prefix("cache", cache.status());
-    if (absl::Status status = CheckCache(flags); !status.ok()) return status;
+    RAPT_RETURN_IF_ERROR(CheckCache(flags));
     settings.cache = *cache;
     settings.steps = flags.steps;
   }
@@ -412,7 +404,7 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
     settings.objective = Objective{*flags.slo_ms, flags.max_errors / 100};
     load.slo = ToNanoseconds(*flags.slo_ms * 1e-3);
   }
-  if (absl::Status loop = SetLoop(flags, *scenario, settings); !loop.ok()) return loop;
+  RAPT_RETURN_IF_ERROR(SetLoop(flags, scenario, settings));
   FillDisplay(flags, settings);
   return settings;
 }

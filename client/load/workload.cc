@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
+
 namespace rapt::load {
 namespace {
 
@@ -32,10 +34,9 @@ class RepeatedCalls final : public CallSource {
   absl::Status Check() const override {
     if (last_ok_shape_ < 0) return absl::NotFoundError("no successful call");
     const auto shape = static_cast<size_t>(last_ok_shape_);
-    const absl::StatusOr<std::string> y =
-        ReadY(interface_, calls_[shape], *encoded_[shape], last_responses_);
-    if (!y.ok()) return y.status();
-    return calls_[shape].CheckY({reinterpret_cast<const std::byte*>(y->data()), y->size()});
+    RAPT_ASSIGN_OR_RETURN(const std::string y,
+                          ReadY(interface_, calls_[shape], *encoded_[shape], last_responses_));
+    return calls_[shape].CheckY({reinterpret_cast<const std::byte*>(y.data()), y.size()});
   }
 
   void Release() override {
@@ -65,9 +66,7 @@ class RepeatedWorkload final : public Workload {
       const client::Connection* connection) override {
     // Regions of shared memory belong to one stream; other calls are shared by all.
     if (encoded_.empty() || interface_.transport == Transport::kSharedMemory) {
-      absl::StatusOr<EncodedCalls> encoded = EncodeAll(connection);
-      if (!encoded.ok()) return encoded.status();
-      encoded_ = *std::move(encoded);
+      RAPT_ASSIGN_OR_RETURN(encoded_, EncodeAll(connection));
     }
     return std::make_unique<RepeatedCalls>(interface_, calls_, encoded_, connection);
   }
@@ -76,9 +75,8 @@ class RepeatedWorkload final : public Workload {
   absl::StatusOr<EncodedCalls> EncodeAll(const client::Connection* connection) const {
     EncodedCalls encoded;
     for (const CallData& data : calls_) {
-      absl::StatusOr<EncodedCall> call = Encode(interface_, data, connection);
-      if (!call.ok()) return call.status();
-      encoded.push_back(std::make_shared<const EncodedCall>(*std::move(call)));
+      RAPT_ASSIGN_OR_RETURN(EncodedCall call, Encode(interface_, data, connection));
+      encoded.push_back(std::make_shared<const EncodedCall>(std::move(call)));
     }
     return encoded;
   }
