@@ -23,8 +23,8 @@ using Clock = CacheLease::Clock;
 using Stub = v1::CacheService::Stub;
 
 constexpr char kAppend[] = "/rapt.v1.CacheService/Append";
-constexpr char kAttend[] = "/rapt.v1.CacheService/Attend";
-constexpr char kDiagnose[] = "/rapt.v1.CacheService/Diagnose";
+constexpr char kCachedAttendMethod[] = "/rapt.v1.CacheService/Attend";
+constexpr char kCachedDiagnoseMethod[] = "/rapt.v1.CacheService/Diagnose";
 
 // How long a destructor waits for the server.
 constexpr std::chrono::seconds kCloseTimeout{1};
@@ -266,10 +266,10 @@ absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items
   UnaryCalls& calls = caches->calls();
   const Deadline deadline = calls.DeadlineOf(options);
   RAPT_ASSIGN_OR_RETURN(const auto request,
-                        EncodeAttend(items, known, call, calls.options().max_message_bytes));
+                        EncodeCachedAttend(items, known, call, calls.options().max_message_bytes));
   RAPT_ASSIGN_OR_RETURN(auto response,
-                        calls.Send<v1::AttendCachedResponse>(kAttend, request, options, deadline,
-                                                             calls.options().retries));
+                        calls.Send<v1::AttendCachedResponse>(kCachedAttendMethod, request, options,
+                                                             deadline, calls.options().retries));
   RAPT_ASSIGN_OR_RETURN(auto result, Decode(items.size(), call, std::move(response)));
   for (size_t n = 0; n < items.size(); ++n) {
     if (!result.items[n].status.ok()) continue;
@@ -289,11 +289,11 @@ absl::StatusOr<Diagnosis> Cache::Diagnose(const CacheAttendCall& call, const Cal
   RAPT_ASSIGN_OR_RETURN(const KnownItem known, state_->At(call.layer));
   UnaryCalls& calls = state_->unary();
   const Deadline deadline = calls.DeadlineOf(options);
-  RAPT_ASSIGN_OR_RETURN(const auto request,
-                        EncodeAttend({item}, {known}, call, calls.options().max_message_bytes));
+  RAPT_ASSIGN_OR_RETURN(const auto request, EncodeCachedAttend({item}, {known}, call,
+                                                               calls.options().max_message_bytes));
   RAPT_ASSIGN_OR_RETURN(const auto response,
-                        calls.Send<v1::DiagnoseResponse>(kDiagnose, request, options, deadline,
-                                                         calls.options().retries));
+                        calls.Send<v1::DiagnoseResponse>(kCachedDiagnoseMethod, request, options,
+                                                         deadline, calls.options().retries));
   return Decode(response);
 }
 

@@ -108,9 +108,9 @@ absl::StatusOr<RequestMessage> EncodeAppend(absl::Span<const CacheTokens> parts,
   return message;
 }
 
-absl::StatusOr<RequestMessage> EncodeAttend(absl::Span<const CacheItem> items,
-                                            absl::Span<const KnownItem> known,
-                                            const CacheAttendCall& call, int64_t max_bytes) {
+absl::StatusOr<RequestMessage> EncodeCachedAttend(absl::Span<const CacheItem> items,
+                                                  absl::Span<const KnownItem> known,
+                                                  const CacheAttendCall& call, int64_t max_bytes) {
   AttendRequest fields;
   WriteAttributes(call, fields);
   for (size_t n = 0; n < items.size(); ++n) {

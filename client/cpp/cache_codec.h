@@ -29,9 +29,9 @@ struct KnownItem {
 // `known` has one entry for each part or item.
 absl::StatusOr<RequestMessage> EncodeAppend(absl::Span<const CacheTokens> parts,
                                             absl::Span<const KnownItem> known, int64_t max_bytes);
-absl::StatusOr<RequestMessage> EncodeAttend(absl::Span<const CacheItem> items,
-                                            absl::Span<const KnownItem> known,
-                                            const CacheAttendCall& call, int64_t max_bytes);
+absl::StatusOr<RequestMessage> EncodeCachedAttend(absl::Span<const CacheItem> items,
+                                                  absl::Span<const KnownItem> known,
+                                                  const CacheAttendCall& call, int64_t max_bytes);
 
 CacheStorage DecodeStorage(v1::Storage storage);
 std::vector<LayerShape> DecodeShapes(

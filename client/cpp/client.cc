@@ -61,9 +61,9 @@ constexpr int64_t kMinSharedBytes = 64 * 1024;
 constexpr int64_t kMinStreamMessageBytes = 64 * 1024;
 
 // Methods whose requests are serialized by hand.
-constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
-constexpr char kAttendBackward[] = "/rapt.v1.AttentionService/AttendBackward";
-constexpr char kDiagnose[] = "/rapt.v1.AttentionService/Diagnose";
+constexpr char kAttendMethod[] = "/rapt.v1.AttentionService/Attend";
+constexpr char kAttendBackwardMethod[] = "/rapt.v1.AttentionService/AttendBackward";
+constexpr char kDiagnoseMethod[] = "/rapt.v1.AttentionService/Diagnose";
 
 // Calls `decode` with the bytes of a response and their number.
 template <typename Decode>
@@ -172,7 +172,7 @@ std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const Att
 
   const RequestMessage request = EncodeAttendIn(*region, call);
   const absl::StatusOr<grpc::ByteBuffer> response =
-      Send<grpc::ByteBuffer>(kAttend, request, options, deadline, {.max_attempts = 1});
+      Send<grpc::ByteBuffer>(kAttendMethod, request, options, deadline, {.max_attempts = 1});
   if (!response.ok()) {
     // The server may still write to the region.
     shared_regions_.Discard(std::move(region));
@@ -235,7 +235,7 @@ template <>
 struct AsyncMethod<AttendResult> {
   using Call = AttendCall;
   using Wanted = WantedOutputs;
-  static constexpr const char* kName = kAttend;
+  static constexpr const char* kName = kAttendMethod;
   static constexpr auto& kEncode = EncodeAttend;
   static constexpr auto& kWanted = WantedBy;
 };
@@ -244,7 +244,7 @@ template <>
 struct AsyncMethod<BackwardResult> {
   using Call = BackwardCall;
   using Wanted = WantedGradients;
-  static constexpr const char* kName = kAttendBackward;
+  static constexpr const char* kName = kAttendBackwardMethod;
   static constexpr auto& kEncode = EncodeBackward;
   static constexpr auto& kWanted = GradientsWantedBy;
 };
@@ -429,7 +429,7 @@ absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOp
   }
   if (!request.ok()) return request.status();
   const absl::StatusOr<grpc::ByteBuffer> response = core_->Send<grpc::ByteBuffer>(
-      kAttend, *request, options, deadline, core_->options().retries, attempts);
+      kAttendMethod, *request, options, deadline, core_->options().retries, attempts);
   if (response.ok()) return DecodeResponse(WantedBy(call), *response);
   if (!absl::IsResourceExhausted(response.status())) return response.status();
   const absl::StatusOr<ServerInfo> server =
@@ -457,8 +457,8 @@ absl::StatusOr<BackwardResult> Client::AttendBackward(const BackwardCall& call,
   RAPT_ASSIGN_OR_RETURN(const RequestMessage request,
                         EncodeBackward(call, core_->options().max_message_bytes));
   RAPT_ASSIGN_OR_RETURN(const grpc::ByteBuffer response,
-                        core_->Send<grpc::ByteBuffer>(kAttendBackward, request, options, deadline,
-                                                      core_->options().retries));
+                        core_->Send<grpc::ByteBuffer>(kAttendBackwardMethod, request, options,
+                                                      deadline, core_->options().retries));
   return DecodeResponse(GradientsWantedBy(call), response);
 }
 
@@ -472,9 +472,9 @@ absl::StatusOr<Diagnosis> Client::Core::Diagnose(const AnyCall& call, const Call
   const Deadline deadline = DeadlineOf(options);
   RAPT_ASSIGN_OR_RETURN(const RequestMessage request,
                         EncodeDiagnose(call, this->options().max_message_bytes));
-  RAPT_ASSIGN_OR_RETURN(
-      const v1::DiagnoseResponse response,
-      Send<v1::DiagnoseResponse>(kDiagnose, request, options, deadline, this->options().retries));
+  RAPT_ASSIGN_OR_RETURN(const v1::DiagnoseResponse response,
+                        Send<v1::DiagnoseResponse>(kDiagnoseMethod, request, options, deadline,
+                                                   this->options().retries));
   return Decode(response);
 }
 

@@ -17,7 +17,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr std::chrono::seconds kIdentityTimeout{5};
 
 // Parses microseconds from trailing metadata.
 std::optional<std::chrono::microseconds> ReadTime(

@@ -25,7 +25,6 @@ using client::HttpResponse;
 using client::HttpTarget;
 using std::chrono::nanoseconds;
 
-constexpr std::chrono::seconds kIdentityTimeout{5};
 // The server ends calls at their deadlines; the tester ends those of a server that does not.
 constexpr std::chrono::milliseconds kDeadlineCheck{5};
 

@@ -20,21 +20,21 @@ namespace {
 using std::chrono::nanoseconds;
 using Clock = std::chrono::steady_clock;
 
-double Seconds(const timespec& time) {
+double SecondsOf(const timespec& time) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
 double ProcessCpuSeconds() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return Seconds(time);
+  return SecondsOf(time);
 }
 
 double CpuSeconds(std::thread& thread) {
   clockid_t clock;
   timespec time{};
   if (pthread_getcpuclockid(thread.native_handle(), &clock) == 0) clock_gettime(clock, &time);
-  return Seconds(time);
+  return SecondsOf(time);
 }
 
 }  // namespace

@@ -311,7 +311,7 @@ class SequenceCalls final : public CallSource {
     const client::CacheAttendCall call{
         .q = data().q(first, count), .k = data().k(first, count), .v = data().v(first, count)};
     OutgoingCall outgoing =
-        CallOf("Attend", *client::EncodeAttend(parts, items, call, kMaxMessageBytes));
+        CallOf("Attend", *client::EncodeCachedAttend(parts, items, call, kMaxMessageBytes));
     outgoing.shape = shape;
     outgoing.is_measured = true;
     return outgoing;

@@ -82,6 +82,8 @@ class Inbox {
   virtual void Shutdown() = 0;
 };
 
+inline constexpr std::chrono::seconds kIdentityTimeout{5};
+
 // The identity of the server, as far as it reports it.
 struct ServerIdentity {
   std::string name;  // "rapt-server", or the name that an OIP server reports

@@ -57,9 +57,9 @@ ResponseMessage MessageOf(JsonAnswer answer, std::shared_ptr<const void> memory)
   return message;
 }
 
-class InferHandler final : public http::BodyHandler {
+class InferBodyHandler final : public http::BodyHandler {
  public:
-  InferHandler(const JsonInference& inference, const http::Request& request, PathValues values)
+  InferBodyHandler(const JsonInference& inference, const http::Request& request, PathValues values)
       : inference_(inference), path_(std::move(values)) {
     const HeaderValues lengths = request.Values(kJsonLengthHeader);
     if (!lengths.empty()) json_length_ = absl::StrJoin(lengths, ", ");
@@ -479,7 +479,7 @@ void AddRestMethods(const JsonInference& inference, const CallObserverFactory& o
       .observe = inference.methods.Counted(routes.Observer("ModelInfer")),
       .traits = inference.methods.InferTraits(),
       .new_handler = [&inference](const http::Request& request, PathValues values) {
-        return std::make_unique<InferHandler>(inference, request, std::move(values));
+        return std::make_unique<InferBodyHandler>(inference, request, std::move(values));
       }};
   router.Add("POST", "/v2/models/*/infer", infer);
   router.Add("POST", "/v2/models/*/versions/*/infer", infer);

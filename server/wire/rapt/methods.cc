@@ -132,8 +132,8 @@ void DescribeCaches(const cache::CacheStore& store, v1::CacheLimits& limits) {
   limits.set_max_lease_ms(Milliseconds(options.max_lease));
 }
 
-std::string NameOf(absl::string_view method) { return absl::StrCat(kServiceName, "/", method); }
-std::string PathOf(absl::string_view method) { return absl::StrCat("/", NameOf(method)); }
+std::string MethodName(absl::string_view method) { return absl::StrCat(kServiceName, "/", method); }
+std::string PathOf(absl::string_view method) { return absl::StrCat("/", MethodName(method)); }
 
 }  // namespace
 
@@ -144,14 +144,14 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
       shared_memory_(shared_memory),
       repository_(repository),
       caches_(caches),
-      observe_attend_(observe(NameOf("Attend"))),
-      observe_attend_backward_(observe(NameOf("AttendBackward"))),
-      observe_attend_stream_(observe(NameOf("AttendStream"))),
-      observe_linear_attend_(observe(NameOf("LinearAttend"))),
-      observe_linear_attend_stream_(observe(NameOf("LinearAttendStream"))),
-      observe_diagnose_(observe(NameOf("Diagnose"))),
-      observe_estimate_memory_(observe(NameOf("EstimateMemory"))),
-      observe_get_server_info_(observe(NameOf("GetServerInfo"))) {
+      observe_attend_(observe(MethodName("Attend"))),
+      observe_attend_backward_(observe(MethodName("AttendBackward"))),
+      observe_attend_stream_(observe(MethodName("AttendStream"))),
+      observe_linear_attend_(observe(MethodName("LinearAttend"))),
+      observe_linear_attend_stream_(observe(MethodName("LinearAttendStream"))),
+      observe_diagnose_(observe(MethodName("Diagnose"))),
+      observe_estimate_memory_(observe(MethodName("EstimateMemory"))),
+      observe_get_server_info_(observe(MethodName("GetServerInfo"))) {
   AttendSchema();  // checks the tables at startup, not at the first request
 }
 

@@ -69,7 +69,7 @@ TEST(CacheCodecTest, EncodesEveryFieldOfAttend) {
                              .priority = 4};
   const std::vector<CacheItem> items = {{nullptr, 1, 0, 9}, {nullptr, 0, 1}};
   ExpectEquals(Parsed<v1::AttendCachedRequest>(
-                   EncodeAttend(items, {{"a", 1, 5}, {"b", 2, 6}}, call, kNoLimit)),
+                   EncodeCachedAttend(items, {{"a", 1, 5}, {"b", 2, 6}}, call, kNoLimit)),
                R"(layer: 3
          items { cache: "a" rows: 1 new_tokens: 0 at: 5 generation: 1 position: 9 }
          items { cache: "b" rows: 0 new_tokens: 1 at: 6 generation: 2 }
@@ -78,7 +78,7 @@ TEST(CacheCodecTest, EncodesEveryFieldOfAttend) {
          want_lse: true output: FP32 share_prefix: SHARE_PREFIX_NEVER return_partial_success: true
          head_sink { dtype: FP16 shape: [ 1, 1, 1 ] data: "ss" } priority: 4)");
   ExpectEquals(Parsed<v1::AttendCachedRequest>(
-                   EncodeAttend({{nullptr, 1, 0}}, {{"a", 1, 0}}, {.q = Half("qq")}, kNoLimit)),
+                   EncodeCachedAttend({{nullptr, 1, 0}}, {{"a", 1, 0}}, {.q = Half("qq")}, kNoLimit)),
                R"(items { cache: "a" rows: 1 at: 0 generation: 1 }
                   q { dtype: FP16 shape: [ 1, 1, 1 ] data: "qq" })");
 }
@@ -112,7 +112,7 @@ TEST(CacheCodecTest, RefersToLargeTensors) {
   EXPECT_THAT(PayloadsOf(*append), ElementsAre(Bytes(k).data(), Bytes(v).data()));
   EXPECT_EQ(Parsed<v1::AppendRequest>(append).parts(0).v().data(), v);
   const auto attend =
-      EncodeAttend({{nullptr, 0, 4096}}, {{"a", 1, 0}}, {.k = keys, .v = values}, kNoLimit);
+      EncodeCachedAttend({{nullptr, 0, 4096}}, {{"a", 1, 0}}, {.k = keys, .v = values}, kNoLimit);
   ASSERT_TRUE(attend.ok()) << attend.status();
   EXPECT_THAT(PayloadsOf(*attend), ElementsAre(Bytes(k).data(), Bytes(v).data()));
 }
@@ -124,7 +124,7 @@ TEST(CacheCodecTest, LimitsTheSizeOfMessages) {
   EXPECT_TRUE(absl::IsResourceExhausted(
       EncodeAppend({{0, Half("kk"), Half("vv")}}, {{"a", 1, 0}}, append->size() - 1).status()));
   EXPECT_TRUE(absl::IsResourceExhausted(
-      EncodeAttend({{nullptr, 1, 0}}, {{"a", 1, 0}}, {.q = Half("qq")}, 10).status()));
+      EncodeCachedAttend({{nullptr, 1, 0}}, {{"a", 1, 0}}, {.q = Half("qq")}, 10).status()));
 }
 
 TEST(CacheCodecTest, MalformedResponsesAreErrors) {

@@ -1,0 +1,1 @@
+// Empty. Targets of precompiled headers need a source file.

@@ -1,1 +1,0 @@
-// Empty. Its target only holds the precompiled headers of tests/CMakeLists.txt.
