@@ -17,6 +17,7 @@ RUN apt-get update -qq && \
 COPY CMakeLists.txt CMakePresets.json LICENSE ./
 COPY proto proto
 COPY base base
+COPY call call
 COPY attention attention
 COPY server server
 COPY client client

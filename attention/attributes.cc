@@ -12,15 +12,6 @@ namespace {
 constexpr double kLargest = std::numeric_limits<double>::max();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-constexpr absl::string_view kScoreFunctions[] = {"dot_product", "additive"};
-constexpr absl::string_view kNormalizers[] = {"softmax", "sparsemax", "entmax15", "entmax"};
-static_assert(static_cast<int>(ScoreFunction::kDotProduct) == 0);
-static_assert(static_cast<int>(ScoreFunction::kAdditive) == 1);
-static_assert(static_cast<int>(Normalizer::kSoftmax) == 0);
-static_assert(static_cast<int>(Normalizer::kSparsemax) == 1);
-static_assert(static_cast<int>(Normalizer::kEntmax15) == 2);
-static_assert(static_cast<int>(Normalizer::kEntmax) == 3);
-
 constexpr AttributeInfo kTable[] = {
     {.attribute = Attribute::kQueryHeads,
      .onnx = "q_num_heads",
@@ -152,8 +143,8 @@ constexpr AttributeInfo kTable[] = {
      .c = "score_function",
      .field =
          AttributeField<ScoreFunction>{&OperatorCall::score_function, &Problem::score_function},
-     .choices = kScoreFunctions,
-     .most = static_cast<double>(std::size(kScoreFunctions) - 1),
+     .choices = kNamesOf<ScoreFunction>,
+     .most = static_cast<double>(kNamesOf<ScoreFunction>.size() - 1),
      .allowed = "dot_product or additive",
      .flag = "score-function",
      .help = "dot_product (default) or additive, which needs --additive-weight"},
@@ -162,8 +153,8 @@ constexpr AttributeInfo kTable[] = {
      .native = "attention.normalizer",
      .c = "normalizer",
      .field = AttributeField<Normalizer>{&OperatorCall::normalizer, &Problem::normalizer},
-     .choices = kNormalizers,
-     .most = static_cast<double>(std::size(kNormalizers) - 1),
+     .choices = kNamesOf<Normalizer>,
+     .most = static_cast<double>(kNamesOf<Normalizer>.size() - 1),
      .allowed = "softmax, sparsemax, entmax15 or entmax",
      .flag = "normalizer",
      .help = "softmax (default), sparsemax, entmax15 or entmax, which needs --alpha"},

@@ -11,13 +11,12 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "rapt/choices.h"
 
 namespace rapt {
 
 struct OperatorCall;
 struct Problem;
-enum class ScoreFunction : uint8_t;
-enum class Normalizer : uint8_t;
 
 enum class Attribute : uint8_t {
   kQueryHeads,

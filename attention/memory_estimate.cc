@@ -101,7 +101,7 @@ OperatorEstimate EstimateFavor(const Problem& p, const PlanOptions& options,
   LinearAttentionCall call;
   call.q_num_heads = p.query_heads;
   call.kv_num_heads = p.kv_heads;
-  call.update_rule = LinearRule::kLinear;
+  call.update_rule = UpdateRule::kLinear;
   call.feature_map = FeatureMap::kFavor;
   call.num_features = linear_time.favor_features;
   const auto tokens = [&](int64_t heads, int64_t size) {

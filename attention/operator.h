@@ -28,14 +28,6 @@ struct TensorSpec {
   Shape shape;
 };
 
-// The order of the axes of Q, K, V and Y. Mask, past and present do not depend on it.
-enum class Layout : uint8_t {
-  kByRank,  // rank 4: kBhsd, rank 3: kBse
-  kBhsd,    // [B, H, S, D]
-  kBshd,    // [B, S, H, D]
-  kBse,     // [B, S, H * D] with q_num_heads and kv_num_heads; both absent: one head
-};
-
 struct OperatorCall {
   InputMap<std::optional<TensorSpec>> inputs;
 

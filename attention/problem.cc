@@ -515,11 +515,6 @@ absl::Status CheckState(const Problem& p, const Arguments::State& state) {
 
 }  // namespace
 
-absl::string_view NameOf(Normalizer normalizer) {
-  const AttributeInfo& info = Attributes()[static_cast<size_t>(Attribute::kNormalizer)];
-  return info.choices[static_cast<size_t>(normalizer)];
-}
-
 absl::string_view NameOf(RopeScaling::Type type) {
   constexpr absl::string_view kNames[] = {"linear", "llama3", "yarn"};
   return kNames[static_cast<size_t>(type)];

@@ -29,25 +29,11 @@
 #include "attention/field_names.h"
 #include "attention/roles.h"
 #include "attention/tensor_view.h"
+#include "rapt/choices.h"
 
 namespace rapt {
 
 class Backend;
-
-// The intermediate returned in addition to O, [B, Hq, Sq, T] in Q's type. The values are those of
-// ONNX qk_matmul_output_mode.
-enum class ScoreOutput : uint8_t { kScores = 0, kSoftcapped = 1, kBiased = 2, kWeights = 3 };
-
-// Where a query is: query i is at position i + offset among the T keys. Causality, window, biases
-// and vectors by distance, and rotary embedding without ids use this position.
-enum class Alignment : uint8_t {
-  kTopLeft,  // offset = P. Key lengths hide keys and move nothing.
-  // offset = T - Sq: the last query is at the last key. With key lengths, at the last key of its
-  // entry: offset = P + L - Sq, where L is the entry's length, but at least min(Sq, Sk). An entry
-  // with fewer keys than queries has padded queries, too, and its first query is at its first key.
-  kBottomRight,
-  kOnnx,  // the operator's rule: offset = P with a past; else with key lengths, L - Sq; else 0
-};
 
 // A mask or bias broadcast to [B, Hq, Sq, T]: each of the first three axes is 1 or full. The last
 // one is 1 (broadcast), or at most T; keys beyond it are masked.
@@ -123,33 +109,11 @@ struct RopeScaling {
 // "linear", "llama3", "yarn"
 absl::string_view NameOf(RopeScaling::Type type);
 
-// How a query and a key are compared.
-enum class ScoreFunction : uint8_t {
-  kDotProduct,  // q . k
-  kAdditive,    // sum over d of w[d] tanh(q[d] + k[d]), as in Bahdanau et al. 2014
-};
-
 // additive_weight, [1 or Hq, D]: w.
 struct AdditiveWeight {
   DType dtype = DType::kFloat32;  // FP32 or Q's
   int64_t heads = 1;
 };
-
-// Turns the scores S of a row into weights that sum to 1. All but softmax give 0 to keys whose
-// score is below a threshold: with tau such that the weights sum to 1,
-//
-//     P = max((alpha - 1) S - tau, 0)^(1 / (alpha - 1)),    1 < alpha <= 2
-//
-// (Peters et al. 2019); alpha = 1 is softmax. A key of weight 0 does not matter, whatever its V.
-enum class Normalizer : uint8_t {
-  kSoftmax,
-  kSparsemax,  // alpha = 2
-  kEntmax15,   // alpha = 1.5
-  kEntmax,     // alpha is given, for all heads or for each
-};
-
-// "softmax", "sparsemax", "entmax15", "entmax"
-absl::string_view NameOf(Normalizer normalizer);
 
 // selected_indices, INT32 [B, 1 or Hkv, Sq, N]: the only keys that a query may see, in any order;
 // -1 is unused.

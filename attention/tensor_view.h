@@ -11,64 +11,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/sliced_bytes.h"
+#include "rapt/data_type.h"
 
 namespace rapt {
-
-// kInt8 is a byte of a row of q8_0.h, for resident keys and values alone.
-enum class DType : uint8_t {
-  kFloat32,
-  kFloat16,
-  kBFloat16,
-  kFloat64,
-  kBool,
-  kInt64,
-  kInt32,
-  kInt8
-};
-
-// Returns the bytes of one element.
-constexpr int64_t SizeOf(DType type) {
-  switch (type) {
-    case DType::kFloat64:
-    case DType::kInt64:
-      return 8;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return 2;
-    case DType::kBool:
-    case DType::kInt8:
-      return 1;
-  }
-  return 0;
-}
-
-// Returns the type's name in Triton, KServe and rapt's interfaces: FP32, BF16, ...
-constexpr absl::string_view NameOf(DType type) {
-  switch (type) {
-    case DType::kFloat32:
-      return "FP32";
-    case DType::kFloat16:
-      return "FP16";
-    case DType::kBFloat16:
-      return "BF16";
-    case DType::kFloat64:
-      return "FP64";
-    case DType::kBool:
-      return "BOOL";
-    case DType::kInt64:
-      return "INT64";
-    case DType::kInt32:
-      return "INT32";
-    case DType::kInt8:
-      return "INT8";
-  }
-  return "?";
-}
-
-constexpr bool IsFloat(DType type) { return type <= DType::kFloat64; }
 
 // The form of a tensor in memory. An input that may have one form may have those before it.
 enum class Source : uint8_t { kStrided, kSliced, kPaged };

@@ -665,16 +665,16 @@ absl::Status CheckLinearNumbers(const rapt_linear_problem& c) {
                  c.kv_heads);
 }
 
-rapt::LinearRule RuleOf(int32_t rule) {
+rapt::UpdateRule RuleOf(int32_t rule) {
   switch (rule) {
     case RAPT_LINEAR:
-      return rapt::LinearRule::kLinear;
+      return rapt::UpdateRule::kLinear;
     case RAPT_GATED:
-      return rapt::LinearRule::kGated;
+      return rapt::UpdateRule::kGated;
     case RAPT_DELTA:
-      return rapt::LinearRule::kDelta;
+      return rapt::UpdateRule::kDelta;
     default:
-      return rapt::LinearRule::kGatedDelta;
+      return rapt::UpdateRule::kGatedDelta;
   }
 }
 

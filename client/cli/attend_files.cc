@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "attention/field_names.h"
 #include "base/status_macros.h"
-#include "client/cli/library_types.h"
 #include "client/cli/tensor_file.h"
 #include "client/cpp/call_fields.h"
 
@@ -118,7 +117,7 @@ class SourceReader {
 absl::StatusOr<LoadedTensor> FloatTensor(Role role, NpyArray array, const std::string& dtype) {
   RAPT_ASSIGN_OR_RETURN(const DType type, FloatTypeOf(array, std::string(NameOf(role)), dtype));
   Shape shape = array.shape;
-  return LoadedTensor{std::move(array), FromLibrary(type), std::move(shape)};
+  return LoadedTensor{std::move(array), type, std::move(shape)};
 }
 
 absl::StatusOr<LoadedTensor> MaskTensor(Role role, NpyArray array, const std::string& dtype) {
@@ -251,7 +250,7 @@ absl::StatusOr<LoadedTensor> LoadTensor(const std::string& path, std::string_vie
     return IntegerTensor({name.data(), name.size()}, array);
   RAPT_ASSIGN_OR_RETURN(const DType type, FloatTypeOf(array, std::string(name), dtype));
   Shape shape = array.shape;
-  return LoadedTensor{std::move(array), FromLibrary(type), std::move(shape)};
+  return LoadedTensor{std::move(array), type, std::move(shape)};
 }
 
 absl::StatusOr<std::vector<int64_t>> LoadLengths(const std::string& path, std::string_view name) {

@@ -10,7 +10,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cli/library_types.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/exit_code.h"
 #include "rapt/client.h"
@@ -25,7 +24,7 @@ struct Output {
   Shape shape;  // in the file
   std::optional<double> norm = std::nullopt;
 
-  NpyType type() const { return NpyTypeOf(ToLibrary(tensor.dtype())); }
+  NpyType type() const { return NpyTypeOf(tensor.dtype()); }
 };
 
 struct Report {

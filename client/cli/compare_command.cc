@@ -24,7 +24,6 @@
 #include "client/cli/commands.h"
 #include "client/cli/heat_map.h"
 #include "client/cli/labels.h"
-#include "client/cli/library_types.h"
 #include "client/cli/picture.h"
 #include "client/cli/tensor_file.h"
 #include "client/cli/terminal_heat_map.h"
@@ -144,7 +143,7 @@ absl::StatusOr<Weights> Compute(AttentionCaller& caller, LoadedCall call) {
   call.attributes.score_output = client::ScoreOutput::kWeights;
   RAPT_ASSIGN_OR_RETURN(const client::AttendResult result, caller.Attend(call.call()));
   const client::Tensor& tensor = *result.scores;
-  const DType dtype = ToLibrary(tensor.dtype());
+  const DType dtype = tensor.dtype();
   Weights weights{tensor.shape(), {}, result.plan};
   const int64_t count = static_cast<int64_t>(tensor.bytes().size()) / SizeOf(dtype);
   for (int64_t n = 0; n < count; ++n) {

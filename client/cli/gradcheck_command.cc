@@ -16,7 +16,6 @@
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
 #include "client/cli/gradients.h"
-#include "client/cli/library_types.h"
 #include "client/console/json.h"
 #include "client/cpp/call_fields.h"
 
@@ -76,7 +75,7 @@ absl::Status DrawInputs(const GradcheckFlags& flags, std::mt19937_64& random,
 bool IsFloat(const LoadedTensor& tensor) { return tensor.dtype <= client::DType::kFloat64; }
 
 void ConvertToDouble(LoadedTensor& tensor) {
-  const DType dtype = ToLibrary(tensor.dtype);
+  const DType dtype = tensor.dtype;
   std::string doubles(static_cast<size_t>(tensor.array.size()) * sizeof(double), '\0');
   for (int64_t n = 0; n < tensor.array.size(); ++n) {
     StoreElement(reinterpret_cast<std::byte*>(doubles.data()), DType::kFloat64, n,

@@ -11,7 +11,6 @@
 #include "attention/field_names.h"
 #include "attention/half.h"
 #include "base/status_macros.h"
-#include "client/cli/library_types.h"
 #include "client/cpp/call_fields.h"
 
 namespace rapt {
@@ -169,7 +168,7 @@ std::vector<GradientRef> GradientsIn(const client::BackwardResult& result) {
 }
 
 double NormOf(const client::Tensor& tensor) {
-  const DType dtype = ToLibrary(tensor.dtype());
+  const DType dtype = tensor.dtype();
   const auto size = static_cast<int64_t>(tensor.bytes().size()) / SizeOf(dtype);
   double squares = 0;
   for (int64_t n = 0; n < size; ++n) {

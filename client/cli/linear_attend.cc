@@ -23,11 +23,6 @@ namespace {
 
 using client::LinearCall;
 using client::LinearResult;
-using client::UpdateRule;
-
-// The client's rule for each of the library's.
-constexpr UpdateRule kRules[] = {UpdateRule::kLinear, UpdateRule::kGated, UpdateRule::kDelta,
-                                 UpdateRule::kGatedDelta};
 
 constexpr int64_t kUsualChunkBytes = 8 << 20;
 
@@ -44,8 +39,8 @@ struct LinearFlags {
     LinearAttentionCall& a = attributes;
     std::vector<Flag> table = {
         {"linear", "RULE", "the update rule: linear, gated, delta or gated_delta",
-         NamedChoice{LinearRuleNames(),
-                     [&a](size_t index) { a.update_rule = static_cast<LinearRule>(index); }},
+         NamedChoice{kNamesOf<UpdateRule>,
+                     [&a](size_t index) { a.update_rule = static_cast<UpdateRule>(index); }},
          '\0', true},
         {"q", "FILE", "[B, T, H*d_k]; without --k and --v also keys and values", &q, '\0', true},
         {"k", "FILE", "[B, T, Hkv*d_k]", &k},
@@ -67,7 +62,7 @@ struct LinearFlags {
         {"not-causal", "", "every query sees all tokens; of rule linear", &not_causal},
         {"feature-map", "NAME",
          "what stands for queries and keys: none, elu1, relu or favor (default: none)",
-         NamedChoice{FeatureMapNames(),
+         NamedChoice{kNamesOf<FeatureMap>,
                      [&a](size_t index) { a.feature_map = static_cast<FeatureMap>(index); }}},
         {"normalize", "", "divide by the sum of the products with keys; of rule linear",
          &a.normalize},
@@ -127,11 +122,11 @@ struct LoadedLinearCall {
             .key_lengths = inputs.key_lengths,
             .query_heads = a.q_num_heads,
             .kv_heads = a.kv_num_heads,
-            .update_rule = kRules[static_cast<size_t>(a.update_rule)],
+            .update_rule = a.update_rule,
             .scale = a.scale,
             .chunk_size = a.chunk_size,
             .causal = a.is_causal,
-            .feature_map = static_cast<client::FeatureMap>(a.feature_map),
+            .feature_map = a.feature_map,
             .normalize = a.normalize,
             .num_features = a.num_features,
             .seed = a.seed,

@@ -16,7 +16,6 @@
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cli/attention_caller.h"
-#include "client/cli/library_types.h"
 #include "client/cpp/call_fields.h"
 
 namespace rapt {
@@ -24,7 +23,7 @@ namespace {
 
 // --- The call ---
 
-TensorSpec SpecOf(const client::TensorView& view) { return {ToLibrary(view.dtype), view.shape}; }
+TensorSpec SpecOf(const client::TensorView& view) { return {view.dtype, view.shape}; }
 
 // Returns the tensor of this role, or null if the call has none.
 const client::TensorView* TensorOf(const client::AttendCall& call, Role role) {
@@ -35,31 +34,6 @@ const client::TensorView* TensorOf(const client::BackwardCall& call, Role role) 
   const client::BackwardTensor* const row = client::FindBackwardTensor(kNativeNames[role]);
   return row != nullptr ? row->In(call) : TensorOf(call.call, role);
 }
-
-// The client's enumerations have the library's values.
-template <typename Enum>
-constexpr Enum ToLibrary(auto value) {
-  return static_cast<Enum>(value);
-}
-static_assert(ToLibrary<Layout>(client::Layout::kByRank) == Layout::kByRank);
-static_assert(ToLibrary<Layout>(client::Layout::kBhsd) == Layout::kBhsd);
-static_assert(ToLibrary<Layout>(client::Layout::kBshd) == Layout::kBshd);
-static_assert(ToLibrary<Layout>(client::Layout::kBse) == Layout::kBse);
-static_assert(ToLibrary<Alignment>(client::Alignment::kTopLeft) == Alignment::kTopLeft);
-static_assert(ToLibrary<Alignment>(client::Alignment::kBottomRight) == Alignment::kBottomRight);
-static_assert(ToLibrary<Alignment>(client::Alignment::kOnnx) == Alignment::kOnnx);
-static_assert(ToLibrary<ScoreFunction>(client::ScoreFunction::kDotProduct) ==
-              ScoreFunction::kDotProduct);
-static_assert(ToLibrary<ScoreFunction>(client::ScoreFunction::kAdditive) ==
-              ScoreFunction::kAdditive);
-static_assert(ToLibrary<Normalizer>(client::Normalizer::kSoftmax) == Normalizer::kSoftmax);
-static_assert(ToLibrary<Normalizer>(client::Normalizer::kSparsemax) == Normalizer::kSparsemax);
-static_assert(ToLibrary<Normalizer>(client::Normalizer::kEntmax15) == Normalizer::kEntmax15);
-static_assert(ToLibrary<Normalizer>(client::Normalizer::kEntmax) == Normalizer::kEntmax);
-static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kScores) == ScoreOutput::kScores);
-static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kSoftcapped) == ScoreOutput::kSoftcapped);
-static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kBiased) == ScoreOutput::kBiased);
-static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kWeights) == ScoreOutput::kWeights);
 
 template <typename T>
 void Assign(const T& value, T& out) {
@@ -73,10 +47,6 @@ template <typename T>
 void Assign(const T& value, std::optional<T>& out) {
   if (value != 0) out = value;
 }
-void Assign(client::ScoreFunction value, ScoreFunction& out) {
-  out = ToLibrary<ScoreFunction>(value);
-}
-void Assign(client::Normalizer value, Normalizer& out) { out = ToLibrary<Normalizer>(value); }
 
 const AttributeInfo& AttributeOf(absl::string_view native) {
   const auto info = std::find_if(Attributes().begin(), Attributes().end(),
@@ -101,7 +71,7 @@ void CopyAttributes(const client::AttendCall& call, OperatorCall& result) {
   }
 }
 
-OperatorCall ToLibrary(const client::AttendCall& call) {
+OperatorCall LibraryCall(const client::AttendCall& call) {
   OperatorCall result;
   for (Role role : kInputTensors) {
     const client::TensorView* tensor = TensorOf(call, role);
@@ -112,19 +82,19 @@ OperatorCall ToLibrary(const client::AttendCall& call) {
         TensorSpec{DType::kInt64, {static_cast<int64_t>(call.key_lengths.size())}};
   }
   CopyAttributes(call, result);
-  result.layout = ToLibrary<Layout>(call.layout);
-  result.alignment = ToLibrary<Alignment>(call.alignment);
+  result.layout = call.layout;
+  result.alignment = call.alignment;
   result.softmax_in_fp64 = call.softmax_in_fp64;
   if (call.dropout) result.dropout = Dropout{call.dropout->probability, call.dropout->seed};
-  if (call.score_output) result.score_output = ToLibrary<ScoreOutput>(*call.score_output);
+  if (call.score_output) result.score_output = *call.score_output;
   result.wants_lse = call.wants_lse;
   result.wants_present = call.wants_present;
   return result;
 }
 
-absl::StatusOr<OperatorCall> ToLibrary(const client::BackwardCall& call) {
+absl::StatusOr<OperatorCall> LibraryCall(const client::BackwardCall& call) {
   RAPT_RETURN_IF_ERROR(CheckGradients(call));
-  OperatorCall result = ToLibrary(call.call);
+  OperatorCall result = LibraryCall(call.call);
   for (Role role : kBackwardInputs) {
     const client::TensorView* tensor = TensorOf(call, role);
     if (tensor != nullptr) result.inputs[role] = SpecOf(*tensor);
@@ -163,7 +133,7 @@ std::string NewBuffer(const TensorSpec& spec) {
 }
 
 client::Tensor ToTensor(const TensorSpec& spec, std::string bytes) {
-  return {FromLibrary(spec.dtype), spec.shape, std::move(bytes)};
+  return {spec.dtype, spec.shape, std::move(bytes)};
 }
 
 void Set(Role output, client::Tensor tensor, client::AttendResult& result) {
@@ -244,20 +214,20 @@ class LocalCaller : public AttentionCaller {
   LocalCaller() : pool_(ReadHostLimits().cores) {}
 
   absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) override {
-    return Compute<client::AttendResult>(call, ToLibrary(call));
+    return Compute<client::AttendResult>(call, LibraryCall(call));
   }
 
   absl::StatusOr<client::BackwardResult> AttendBackward(const client::BackwardCall& call) override {
-    RAPT_ASSIGN_OR_RETURN(const OperatorCall backward, ToLibrary(call));
+    RAPT_ASSIGN_OR_RETURN(const OperatorCall backward, LibraryCall(call));
     return Compute<client::BackwardResult>(call, backward);
   }
 
   absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
-    return Explain(call, ToLibrary(call));
+    return Explain(call, LibraryCall(call));
   }
 
   absl::StatusOr<client::Diagnosis> Diagnose(const client::BackwardCall& call) override {
-    RAPT_ASSIGN_OR_RETURN(const OperatorCall backward, ToLibrary(call));
+    RAPT_ASSIGN_OR_RETURN(const OperatorCall backward, LibraryCall(call));
     return Explain(call, backward);
   }
 

@@ -9,14 +9,13 @@
 #include "base/host_limits.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
-#include "client/cli/library_types.h"
 
 namespace rapt {
 namespace {
 
 Problem ProblemOf(const client::MemoryQuestion& question, int64_t length) {
   Problem problem;
-  problem.dtype = ToLibrary(question.dtype);
+  problem.dtype = question.dtype;
   problem.batch = question.batch;
   problem.query_heads = question.query_heads;
   problem.kv_heads = question.kv_heads;
@@ -84,7 +83,7 @@ absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(
   const PlanOptions options{.threads = ReadHostLimits().cores};
   ThreadPool pool(options.threads);
   RAPT_ASSIGN_OR_RETURN(const std::shared_ptr<const Layer> layer, MakeLayer(files, pool));
-  const DType dtype = question.dtype ? ToLibrary(*question.dtype) : layer->dtype();
+  const DType dtype = question.dtype.value_or(layer->dtype());
   client::MemoryEstimates estimates;
   for (const int64_t length : question.lengths) {
     RAPT_ASSIGN_OR_RETURN(const LayerEstimate estimate,

@@ -7,7 +7,6 @@
 #include "base/host_limits.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
-#include "client/cli/library_types.h"
 
 namespace rapt {
 
@@ -30,7 +29,7 @@ absl::StatusOr<OperatorResult> RunHere(const TensorOperator& op, const Arguments
   for (Role role : kOutputs) {
     const std::optional<TensorSpec>& spec = op.outputs()[role];
     if (!spec) continue;
-    result.outputs[role].emplace(FromLibrary(spec->dtype), spec->shape, std::move(bytes[role]));
+    result.outputs[role].emplace(spec->dtype, spec->shape, std::move(bytes[role]));
   }
   return result;
 }

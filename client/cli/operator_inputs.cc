@@ -1,7 +1,6 @@
 #include "client/cli/operator_inputs.h"
 
 #include "base/status_macros.h"
-#include "client/cli/library_types.h"
 
 namespace rapt {
 
@@ -23,7 +22,7 @@ InputMap<std::optional<TensorSpec>> OperatorInputs::Specs() const {
   InputMap<std::optional<TensorSpec>> specs;
   for (Role role : kInputTensors) {
     if (!tensors[role]) continue;
-    specs[role] = TensorSpec{ToLibrary(tensors[role]->dtype), tensors[role]->shape};
+    specs[role] = TensorSpec{tensors[role]->dtype, tensors[role]->shape};
   }
   if (!key_lengths.empty()) {
     specs[Role::kKeyLengths] =

@@ -10,7 +10,6 @@
 #include "base/status_macros.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/commands.h"
-#include "client/cli/library_types.h"
 #include "client/cli/local_operator.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/server_connection.h"
@@ -55,7 +54,7 @@ ExitCode Compute(const PositionsFlags& flags, Call& call, const std::vector<Sour
     RAPT_ASSIGN_OR_RETURN(LoadedTensor tensor, LoadTensor(path, name, flags.dtype));
     view = loaded.emplace_back(std::move(tensor)).view();
     const client::TensorView& own = loaded.back().view();
-    specs[role] = TensorSpec{ToLibrary(own.dtype), own.shape};
+    specs[role] = TensorSpec{own.dtype, own.shape};
     inputs.inputs[role].data = own.data.data();
     return absl::OkStatus();
   };
@@ -79,7 +78,7 @@ ExitCode Compute(const PositionsFlags& flags, Call& call, const std::vector<Sour
   }
   if (!y.ok()) return FailCall(y.status());
   ArrayWriter files;
-  files.Add(flags.y, "y", NpyTypeOf(ToLibrary(y->dtype())), y->shape(), y->bytes());
+  files.Add(flags.y, "y", NpyTypeOf(y->dtype()), y->shape(), y->bytes());
   status = files.Write();
   return status.ok() ? ExitCode::kOk : FailUsage(status);
 }

@@ -83,6 +83,8 @@ NpyType NpyTypeOf(DType type) {
       return {'i', 4};
     case DType::kInt8:
       return {'i', 1};
+    case DType::kUint8:
+      return {'u', 1};
   }
   RAPT_CHECK(false, "unknown DType");
 }

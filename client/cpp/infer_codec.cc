@@ -36,14 +36,6 @@ absl::Status AddLengths(const std::vector<int64_t>& lengths,
   return AddInput("nonpad_kv_seqlen", View<int64_t>(shape, lengths), request);
 }
 
-std::optional<DType> ParseDType(absl::string_view name) {
-  for (const DType dtype :
-       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kInt32}) {
-    if (name == NameOf(dtype)) return dtype;
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const RotaryCall& call) {
@@ -124,7 +116,7 @@ absl::StatusOr<Tensor> TakeOutput(absl::string_view name, inference::ModelInferR
   while (index < response.outputs_size() && response.outputs(index).name() != name) ++index;
   if (index == response.outputs_size()) return MalformedResponse(absl::StrCat("no ", name));
   const auto& output = response.outputs(index);
-  const std::optional<DType> dtype = ParseDType(output.datatype());
+  const std::optional<DType> dtype = DTypeNamed(output.datatype());
   if (!dtype) return MalformedResponse(absl::StrCat(name, " has type '", output.datatype(), "'"));
   Shape shape(output.shape().begin(), output.shape().end());
   std::string& bytes = *response.mutable_raw_output_contents(index);

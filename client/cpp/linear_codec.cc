@@ -15,15 +15,6 @@ namespace {
 using Request = v1::LinearAttendRequest;
 using Response = v1::LinearAttendResponse;
 
-static_assert(static_cast<v1::UpdateRule>(UpdateRule::kGatedDelta) == v1::UPDATE_GATED_DELTA);
-static_assert(static_cast<v1::UpdateRule>(UpdateRule::kLinear) == v1::UPDATE_LINEAR);
-static_assert(static_cast<v1::UpdateRule>(UpdateRule::kGated) == v1::UPDATE_GATED);
-static_assert(static_cast<v1::UpdateRule>(UpdateRule::kDelta) == v1::UPDATE_DELTA);
-static_assert(static_cast<v1::FeatureMap>(FeatureMap::kNone) == v1::FEATURE_MAP_NONE);
-static_assert(static_cast<v1::FeatureMap>(FeatureMap::kElu1) == v1::FEATURE_MAP_ELU1);
-static_assert(static_cast<v1::FeatureMap>(FeatureMap::kRelu) == v1::FEATURE_MAP_RELU);
-static_assert(static_cast<v1::FeatureMap>(FeatureMap::kFavor) == v1::FEATURE_MAP_FAVOR);
-
 absl::Status SetTensor(const char* name, const TensorView& view, v1::Tensor* tensor) {
   RAPT_RETURN_IF_ERROR(CheckData(name, view));
   Describe(view, *tensor);

@@ -61,7 +61,7 @@ std::array<int64_t, 4> DimsOf(const client::TensorView& view) {
 
 TensorView ViewOf(const client::TensorView& view) {
   const std::array<int64_t, 4> dims = DimsOf(view);
-  return {view.data.data(), ToLibrary(view.dtype), dims, RowMajorStrides(dims)};
+  return {view.data.data(), view.dtype, dims, RowMajorStrides(dims)};
 }
 
 // Returns the first, middle and last index.
@@ -69,18 +69,10 @@ std::set<int64_t> Sample(int64_t size) { return {0, size / 2, size - 1}; }
 
 }  // namespace
 
-DType ToLibrary(client::DType dtype) {
-  for (const DType type :
-       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kBool}) {
-    if (NameOf(type) == client::NameOf(dtype)) return type;
-  }
-  RAPT_CHECK(false, "tensors of a call must be floats or bools");
-}
-
 client::TensorView CallData::NewTensor(client::DType dtype, client::Shape shape, uint64_t seed) {
   const int64_t bytes = Product(shape) * client::SizeOf(dtype);
   AlignedBuffer& buffer = buffers_.emplace_back(static_cast<size_t>(bytes));
-  Fill(ToLibrary(dtype), buffer.span(), seed);
+  Fill(dtype, buffer.span(), seed);
   return {dtype, std::move(shape), buffer.span()};
 }
 
@@ -138,7 +130,7 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
     return absl::InternalError(absl::StrFormat("the response to %s has %d bytes of Y; expected %d",
                                                Describe(s), y.size(), y_bytes()));
   }
-  Problem problem{.dtype = ToLibrary(s.dtype),
+  Problem problem{.dtype = s.dtype,
                   .batch = s.batch,
                   .query_heads = s.query_heads,
                   .kv_heads = s.kv_heads,
@@ -155,7 +147,7 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
   arguments.inputs[Role::kV] = ViewOf(call_.v);
   arguments.key_lengths = call_.key_lengths;
   if (call_.mask) {
-    problem.mask = MaskShape{ToLibrary(call_.mask->dtype), DimsOf(*call_.mask)};
+    problem.mask = MaskShape{call_.mask->dtype, DimsOf(*call_.mask)};
     arguments.inputs[Role::kMask] = ViewOf(*call_.mask);
     for (size_t axis = 0; axis < 3; ++axis) {
       if (arguments.inputs[Role::kMask].dims[axis] == 1) {

@@ -16,9 +16,6 @@
 
 namespace rapt::load {
 
-// Returns the library's type of the same name.
-DType ToLibrary(client::DType dtype);
-
 // Compares a sample of the rows of y, of the problem's type, with the definition in float64.
 // Internal names an element that differs, and the shape. REQUIRES: the problem has neither rotary
 // embedding, biases by distance nor selected keys.

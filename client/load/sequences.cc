@@ -105,7 +105,7 @@ class SequenceData {
   }
 
   absl::Status CheckItem(int64_t step, int64_t item, const client::Tensor& y) const {
-    const Problem problem{.dtype = ToLibrary(shape_.dtype),
+    const Problem problem{.dtype = shape_.dtype,
                           .batch = 1,
                           .query_heads = shape_.query_heads,
                           .kv_heads = shape_.kv_heads,
@@ -131,7 +131,7 @@ class SequenceData {
   TensorView View(const std::byte* data, int64_t heads, int64_t tokens) const {
     const int64_t size = shape_.head_size;
     return {.data = data,
-            .dtype = ToLibrary(shape_.dtype),
+            .dtype = shape_.dtype,
             .dims = {1, heads, tokens, size},
             .strides = {0, size, heads * size, 1}};
   }

@@ -110,6 +110,8 @@ JsonNumbers JsonNumbersOf(DType dtype) {
       return {StoreInteger<int32_t>, kInteger};
     case DType::kInt8:
       return {StoreInteger<int8_t>, kInteger};
+    case DType::kUint8:
+      return {StoreInteger<uint8_t>, kInteger};
   }
   return {};
 }

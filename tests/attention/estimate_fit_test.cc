@@ -66,7 +66,7 @@ double ErrorOfFavor(const Problem& problem, const Inputs& inputs) {
     arguments.inputs[role] = tensor->View();
   }
   call.q_num_heads = call.kv_num_heads = 1;
-  call.update_rule = LinearRule::kLinear;
+  call.update_rule = UpdateRule::kLinear;
   call.feature_map = FeatureMap::kFavor;
   call.is_causal = problem.causal;
   call.scale = *problem.scale;

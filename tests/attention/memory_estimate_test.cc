@@ -131,7 +131,7 @@ TEST(MemoryEstimateTest, LinearIsItsPlansWorkspaceAndAStateThatDoesNotGrow) {
   LinearAttentionCall call;
   call.q_num_heads = 8;
   call.kv_num_heads = 2;
-  call.update_rule = LinearRule::kLinear;
+  call.update_rule = UpdateRule::kLinear;
   call.feature_map = FeatureMap::kFavor;
   call.num_features = 100;
   call.inputs[Role::kQ] = {DType::kFloat32, {32, 1000, 8 * 64}};

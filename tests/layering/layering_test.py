@@ -9,12 +9,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Part of the tree -> what its files may include besides themselves. The most specific part that a
 # file belongs to decides alone. "x/" is everything below x; "x/*.h" is the headers right in x.
-ATTENTION = ("attention/*.h", "attention/layer/*.h", "attention/mechanism/*/*.h", "attention/positions/*.h", "attention/rotary/*.h", "attention/score/*.h")
+CALL = "call/include/rapt/*.h"
+ATTENTION = (CALL, "attention/*.h", "attention/layer/*.h", "attention/mechanism/*/*.h", "attention/positions/*.h", "attention/rotary/*.h", "attention/score/*.h")
 BACKENDS = ("attention/cpu/", "attention/cudnn/", "attention/reference/")
 # Plain values that every part of the server may use.
 VALUES = ("server/queue_state.h", "server/rejection.h", "server/request.h")
 RULES = {
     "base/": (),
+    "call/": (),
     "attention/*": (ATTENTION, "base/"),
     "attention/backends.cc": (ATTENTION, *BACKENDS, "base/"),
     # The C interface uses the library like an external caller.
@@ -75,12 +77,12 @@ RULES = {
     "server/admission/": (*VALUES, ATTENTION, "base/"),
     "server/execution/": (*VALUES, ATTENTION, "base/"),
     "server/metrics/": (*VALUES, "server/calls/", ATTENTION, "base/"),
-    "client/": ("proto/", "base/"),
-    "client/cpp/": ("proto/", "base/"),
+    "client/": ("proto/", CALL, "base/"),
+    "client/cpp/": ("proto/", CALL, "base/"),
     # The command line uses the client library; `--local` computes in process.
     "client/cli/": ("client/console/", "client/cpp/", "attention/layer/files/", ATTENTION, "base/"),
-    "client/console/": ("client/cpp/", "base/"),
-    "client/http/": ("client/cpp/", "base/"),
+    "client/console/": ("client/cpp/", CALL, "base/"),
+    "client/http/": ("client/cpp/", CALL, "base/"),
     # The load tester sends messages encoded by the library and checks responses against the definition.
     "client/load/": ("client/console/", "client/cpp/", "client/http/", "proto/", ATTENTION, "base/"),
 }
@@ -103,7 +105,7 @@ JSON_LIBRARY = "nlohmann/"
 KNOWS_JSON = ("attention/cudnn/", "attention/layer/files/", "base/strict_json.*", "server/protocols/", "server/wire/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
-OURS = ("attention/", "base/", "server/", "client/", "proto/", "tests/", "bench/")
+OURS = ("attention/", "base/", "call/", "server/", "client/", "proto/", "tests/", "bench/")
 
 
 def matches(path, pattern):
@@ -133,9 +135,10 @@ def violation(path, included):
         if not any(matches(path, part) for part in KNOWS_JSON):
             return f"{path}: only {', '.join(KNOWS_JSON)} may include {included}"
         return None
-    # The public headers of the client library, as included by users.
+    # The public headers of calls and of the client library, as included by users.
     if included.startswith("rapt/"):
-        included = "client/cpp/include/" + included
+        is_of_calls = (ROOT / "call/include" / included).exists()
+        included = ("call/include/" if is_of_calls else "client/cpp/include/") + included
     if not included.startswith(OURS):
         return None  # the standard library, Abseil
     part = part_of(path)

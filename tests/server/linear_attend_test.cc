@@ -85,7 +85,7 @@ Call Favor() {
   m.set_error_rows(50);
   m.set_want_present_normalizer(true);
   c.call.q_num_heads = c.call.kv_num_heads = kHeads;
-  c.call.update_rule = LinearRule::kLinear;
+  c.call.update_rule = UpdateRule::kLinear;
   c.call.feature_map = FeatureMap::kFavor;
   c.call.is_causal = false;
   c.call.seed = 9;
@@ -186,21 +186,21 @@ TEST_F(LinearAttendTest, ReadsEveryAttribute) {
          c.message.set_update_rule(v1::UPDATE_LINEAR);
          c.inputs[linear::kDecay].reset(), c.inputs[linear::kBeta].reset();
          c.call.inputs[linear::kDecay].reset(), c.call.inputs[linear::kBeta].reset();
-         c.call.update_rule = LinearRule::kLinear;
+         c.call.update_rule = UpdateRule::kLinear;
        }},
       {"gated",
        [](Call& c) {
          c.message.clear_beta();
          c.message.set_update_rule(v1::UPDATE_GATED);
          c.inputs[linear::kBeta].reset(), c.call.inputs[linear::kBeta].reset();
-         c.call.update_rule = LinearRule::kGated;
+         c.call.update_rule = UpdateRule::kGated;
        }},
       {"delta",
        [](Call& c) {
          c.message.clear_decay();
          c.message.set_update_rule(v1::UPDATE_DELTA);
          c.inputs[linear::kDecay].reset(), c.call.inputs[linear::kDecay].reset();
-         c.call.update_rule = LinearRule::kDelta;
+         c.call.update_rule = UpdateRule::kDelta;
        }},
       {"feature_map",
        [](Call& c) {

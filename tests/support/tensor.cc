@@ -67,6 +67,8 @@ double Decode(DType dtype, const std::byte* bytes) {
       return Read<int32_t>(bytes);
     case DType::kInt8:
       return Read<int8_t>(bytes);
+    case DType::kUint8:
+      return Read<uint8_t>(bytes);
   }
   std::abort();
 }
@@ -89,6 +91,8 @@ void Encode(DType dtype, std::byte* bytes, double value) {
       return Write(bytes, static_cast<int32_t>(value));
     case DType::kInt8:
       return Write(bytes, static_cast<int8_t>(value));
+    case DType::kUint8:
+      return Write(bytes, static_cast<uint8_t>(value));
   }
   std::abort();
 }

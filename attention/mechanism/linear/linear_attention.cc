@@ -73,14 +73,12 @@ constexpr int64_t kMostErrorRows = 65536;
 constexpr int64_t kLeastColumns = 16;
 
 bool IsFavor(const LinearAttentionCall& call) { return call.feature_map == FeatureMap::kFavor; }
-bool HasDecay(LinearRule rule) {
-  return rule == LinearRule::kGated || rule == LinearRule::kGatedDelta;
+bool HasDecay(UpdateRule rule) {
+  return rule == UpdateRule::kGated || rule == UpdateRule::kGatedDelta;
 }
-bool HasBeta(LinearRule rule) {
-  return rule == LinearRule::kDelta || rule == LinearRule::kGatedDelta;
+bool HasBeta(UpdateRule rule) {
+  return rule == UpdateRule::kDelta || rule == UpdateRule::kGatedDelta;
 }
-
-absl::string_view NameOf(LinearRule rule) { return LinearRuleNames()[static_cast<size_t>(rule)]; }
 
 struct Sizes {
   int64_t batch = 0;
@@ -204,7 +202,7 @@ absl::Status CheckNeeded(const LinearAttentionCall& call, Role role, bool needed
 absl::Status CheckRule(const LinearAttentionCall& call) {
   RAPT_RETURN_IF_ERROR(CheckNeeded(call, kDecay, HasDecay(call.update_rule)));
   RAPT_RETURN_IF_ERROR(CheckNeeded(call, kBeta, HasBeta(call.update_rule)));
-  if (call.update_rule == LinearRule::kLinear) return absl::OkStatus();
+  if (call.update_rule == UpdateRule::kLinear) return absl::OkStatus();
   const absl::string_view what = !call.is_causal  ? "is_causal is false"
                                  : IsFavor(call)  ? "feature_map is favor"
                                  : call.normalize ? "normalize is true"
@@ -628,16 +626,6 @@ class LinearAttention final : public TensorOperator {
 };
 
 }  // namespace
-
-absl::Span<const absl::string_view> LinearRuleNames() {
-  static constexpr absl::string_view kNames[] = {"linear", "gated", "delta", "gated_delta"};
-  return kNames;
-}
-
-absl::Span<const absl::string_view> FeatureMapNames() {
-  static constexpr absl::string_view kNames[] = {"none", "elu1", "relu", "favor"};
-  return kNames;
-}
 
 int64_t UsualFeatures(int64_t key_size) {
   const auto size = static_cast<double>(key_size);

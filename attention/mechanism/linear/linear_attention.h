@@ -14,6 +14,7 @@
 #include "attention/mechanism/linear/linear_task.h"
 #include "attention/roles.h"
 #include "attention/tensor_operator.h"
+#include "rapt/choices.h"
 
 namespace rapt {
 
@@ -33,17 +34,6 @@ inline constexpr Role kRelativeError = Role::kLse;  // [1], FP32
 absl::string_view NameOf(Role role);
 }  // namespace linear
 
-enum class LinearRule : uint8_t {
-  kLinear,
-  kGated,       // with decay
-  kDelta,       // with beta
-  kGatedDelta,  // with both
-};
-
-// The names of the enumerators, in their order.
-absl::Span<const absl::string_view> LinearRuleNames();
-absl::Span<const absl::string_view> FeatureMapNames();
-
 struct LinearAttentionCall {
   // Q is [B, T, Hq * d_k], K [B, T, Hkv * d_k], V [B, T, Hkv * d_v], of one type; the others have
   // any float type. Tokens from nonpad_kv_seqlen [B] on leave the state alone, and their outputs
@@ -55,7 +45,7 @@ struct LinearAttentionCall {
 
   int64_t q_num_heads = 0;
   int64_t kv_num_heads = 0;
-  LinearRule update_rule = LinearRule::kGatedDelta;
+  UpdateRule update_rule = UpdateRule::kGatedDelta;
   double scale = 0;         // 0: 1 / sqrt(d_k)
   int64_t chunk_size = 64;  // a hint
   bool is_causal = true;    // false: all queries see all keys and the past state; rule linear only

@@ -9,17 +9,9 @@
 
 #include "attention/checkpoint.h"
 #include "attention/score/score.h"
+#include "rapt/choices.h"
 
 namespace rapt {
-
-// Maps queries and keys to features.
-enum class FeatureMap : uint8_t {
-  kNone,
-  kElu1,   // x + 1 if x > 0, else e^x
-  kRelu,   // max(x, 0)
-  kFavor,  // e^(w . a - |a|^2 / 2) / sqrt(m) for each of the m rows w of the projection, a = x
-           // sqrt(scale): positive random features, Choromanski et al. 2021
-};
 
 enum class DecayKind : uint8_t {
   kNone,

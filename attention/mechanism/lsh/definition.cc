@@ -15,8 +15,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-struct Layout {
-  explicit Layout(const LshShape& s) {
+struct WorkspaceLayout {
+  explicit WorkspaceLayout(const LshShape& s) {
     if (s.hashes()) {
       rotations = arena.Take<double>({s.columns(), s.head_size});
       buckets = arena.Take<int32_t>({s.length});
@@ -162,7 +162,7 @@ class Head {
 
   const LshShape& s_;
   const Arguments& a_;
-  const Layout layout_;
+  const WorkspaceLayout layout_;
   std::byte* const memory_;
   const int64_t head_;  // of all batch rows
   const int64_t length_;
@@ -171,11 +171,11 @@ class Head {
 
 }  // namespace
 
-bool FitsDefinition(const LshShape& shape) { return Layout(shape).arena.fits(); }
+bool FitsDefinition(const LshShape& shape) { return WorkspaceLayout(shape).arena.fits(); }
 
 void PlanDefinition(const LshShape& shape, Plan& plan) {
   plan.stages = {shape.all_heads()};
-  plan.worker_workspace_bytes = Layout(shape).arena.bytes();
+  plan.worker_workspace_bytes = WorkspaceLayout(shape).arena.bytes();
 }
 
 void RunDefinition(const LshShape& shape, const Arguments& arguments, std::byte* workspace,

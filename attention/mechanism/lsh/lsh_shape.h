@@ -7,16 +7,12 @@
 
 #include "attention/roles.h"
 #include "attention/tensor_view.h"
+#include "rapt/choices.h"
 
 namespace rapt {
 
 inline constexpr Role kLshRotations = Role::kRelativeKeys;
 inline constexpr Role kLshBuckets = Role::kPresentKey;
-
-enum class LshForm : uint8_t {
-  kReformer,  // Hugging Face's
-  kSimple,    // as in tutorials: chunks see themselves alone, and rounds are averaged
-};
 
 // The score of a token with itself in the Reformer.
 inline constexpr double kLshSelfScore = -1e5;

@@ -59,8 +59,8 @@ struct KeyNorm {
 
 // The arrays that all tasks share, and those of a worker. Some are absent.
 template <typename Real>
-struct Layout {
-  explicit Layout(const LshShape& s) {
+struct WorkspaceLayout {
+  explicit WorkspaceLayout(const LshShape& s) {
     const int64_t tokens = s.length;
     const int64_t queries = QueriesOf(s);
     const int64_t gathered = GroupOf(s) + s.window_chunks() - 1;
@@ -525,7 +525,7 @@ class Rounds {
   const LshShape& s_;
   const RoundsPlan& plan_;
   const Arguments& a_;
-  const Layout<Real> layout_;
+  const WorkspaceLayout<Real> layout_;
   std::byte* const shared_;
   std::byte* const own_;
   Pacer& pacer_;
@@ -533,7 +533,7 @@ class Rounds {
 
 template <typename Real>
 void PlanWith(const LshShape& s, Plan& plan) {
-  const Layout<Real> layout(s);
+  const WorkspaceLayout<Real> layout(s);
   const auto rounds = std::make_shared<const RoundsPlan>(s, plan, layout.own.bytes());
   for (const Step step : rounds->steps) {
     plan.stages.push_back(step == Step::kRotations ? s.rotation_heads * s.rounds()
@@ -551,7 +551,8 @@ void PlanWith(const LshShape& s, Plan& plan) {
 }  // namespace
 
 bool FitsRounds(const LshShape& s) {
-  return AccumulatorOf(s) == DType::kFloat64 ? Layout<double>(s).fits() : Layout<float>(s).fits();
+  return AccumulatorOf(s) == DType::kFloat64 ? WorkspaceLayout<double>(s).fits()
+                                             : WorkspaceLayout<float>(s).fits();
 }
 
 void PlanRounds(const LshShape& s, Plan& plan) {

@@ -20,10 +20,9 @@
 #include "attention/field_names.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
+#include "rapt/choices.h"
 
 namespace rapt {
-
-enum class Streaming : uint8_t { kKeys, kQueries };
 
 // Rows per chunk, at least 1; the last chunk has the remainder.
 struct Chunking {

@@ -219,6 +219,7 @@ absl::StatusOr<TypedField> FieldOf(const InputTensor& input, DType dtype) {
     case DType::kBFloat16:
     case DType::kInt32:
     case DType::kInt8:
+    case DType::kUint8:
       break;
   }
   return Invalid("input ", input.name(), " is ", NameOf(dtype),

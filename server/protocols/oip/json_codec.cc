@@ -473,6 +473,8 @@ void AppendElement(DType dtype, const std::byte* data, int64_t index, std::strin
       return AppendNumber(LoadAs<int32_t>(data, index), out);
     case DType::kInt8:
       return AppendNumber(LoadAs<int8_t>(data, index), out);
+    case DType::kUint8:
+      return AppendNumber(LoadAs<uint8_t>(data, index), out);
   }
 }
 
@@ -492,6 +494,7 @@ int64_t MaxTextBytes(DType dtype) {
     case DType::kBool:
       return 6;
     case DType::kInt8:
+    case DType::kUint8:
       return 5;
   }
   return 0;

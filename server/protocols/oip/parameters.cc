@@ -133,12 +133,7 @@ absl::Status ReadName(absl::string_view name, const InferParameter& value,
   return absl::OkStatus();
 }
 
-// The modes of qk_matmul_output_mode.
-static_assert(static_cast<ScoreOutput>(0) == ScoreOutput::kScores);
-static_assert(static_cast<ScoreOutput>(1) == ScoreOutput::kSoftcapped);
-static_assert(static_cast<ScoreOutput>(2) == ScoreOutput::kBiased);
-static_assert(static_cast<ScoreOutput>(3) == ScoreOutput::kWeights);
-
+// Reads qk_matmul_output_mode.
 absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value,
                              ScoreOutput& out) {
   int64_t mode;
@@ -292,8 +287,8 @@ bool ReadOf(const ParameterReader& parameter, PositionalEncodingCall& out) {
 }
 
 bool ReadOf(const ParameterReader& parameter, LinearAttentionCall& out) {
-  return parameter.Is("update_rule", LinearRuleNames(), out.update_rule) ||
-         parameter.Is("feature_map", FeatureMapNames(), out.feature_map) ||
+  return parameter.Is("update_rule", kNamesOf<UpdateRule>, out.update_rule) ||
+         parameter.Is("feature_map", kNamesOf<FeatureMap>, out.feature_map) ||
          parameter.IsBy(ReadStateType, "state_type", out.state_type) ||
          parameter.Is("q_num_heads", out.q_num_heads) ||
          parameter.Is("kv_num_heads", out.kv_num_heads) || parameter.Is("scale", out.scale) ||

@@ -119,45 +119,24 @@ const v1::SharedMemory* PlaceOf(const v1::OutputPlaces& places, Role output) {
   return field == nullptr ? nullptr : PartOf<v1::SharedMemory>(places, field);
 }
 
-struct ElementType {
-  v1::DataType code;
-  int64_t bytes;
-  std::optional<DType> dtype;  // nullopt: integers, of masks and positions
-};
-
-constexpr ElementType kElementTypes[] = {
-    {v1::FP32, 4, DType::kFloat32}, {v1::FP16, 2, DType::kFloat16}, {v1::BF16, 2, DType::kBFloat16},
-    {v1::FP64, 8, DType::kFloat64}, {v1::BOOL, 1, DType::kBool},    {v1::INT8, 1, std::nullopt},
-    {v1::UINT8, 1, std::nullopt},   {v1::INT32, 4, DType::kInt32},  {v1::INT64, 8, std::nullopt},
-};
-
-bool IsInteger(const ElementType& type) { return !type.dtype || *type.dtype == DType::kInt32; }
-
-const ElementType* FindElementType(v1::DataType code) {
-  const auto type = std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
-                                 [&](const ElementType& t) { return t.code == code; });
-  return type == std::end(kElementTypes) ? nullptr : type;
-}
-
-absl::StatusOr<const ElementType*> ReadType(Role role, absl::string_view name, v1::DataType code) {
+absl::StatusOr<DType> ReadType(Role role, absl::string_view name, v1::DataType code) {
   const bool is_mask = role == Role::kMask;
   const bool is_index = InfoOf(role).usual_dtype == DType::kInt32;
-  const ElementType* type = FindElementType(code);
+  const std::optional<DType> type = ToDType(code);
   if (InfoOf(role).usual_dtype == DType::kInt64) {
-    if (code == v1::INT64) return type;
+    if (type == DType::kInt64) return *type;
     return Invalid(name, " has dtype ", NameOf(code), "; it must be INT64");
   }
-  const bool is_allowed_integer = is_mask || (is_index && code == v1::INT32);
-  if (type != nullptr && (!IsInteger(*type) || is_allowed_integer)) return type;
+  const bool is_allowed_integer = is_mask || (is_index && type == DType::kInt32);
+  if (type && (!IsInteger(*type) || is_allowed_integer)) return *type;
   return Invalid(name, " has dtype ", NameOf(code), "; it must be ",
                  is_index ? "INT32" : "FP32, FP16, BF16 or FP64",
                  is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : "");
 }
 
-absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape,
-                                   const ElementType& type) {
+absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape, DType type) {
   RAPT_ASSIGN_OR_RETURN(const int64_t count, ByteSize(name, {DType::kBool, shape}));
-  const std::optional<int64_t> bytes = CheckedMul(count, type.bytes);
+  const std::optional<int64_t> bytes = CheckedMul(count, SizeOf(type));
   if (bytes) return *bytes;
   return Invalid(name, " has shape ", ToString(shape), "; its size overflows 64 bits");
 }
@@ -188,30 +167,6 @@ absl::Status ReadTensors(const pb::Message& message, absl::Span<const Role> role
   }
   return absl::OkStatus();
 }
-
-// The library's enumerations have the protocol's values.
-static_assert(v1::Layout_MAX == v1::BSE);
-static_assert(static_cast<Layout>(v1::LAYOUT_UNSPECIFIED) == Layout::kByRank);
-static_assert(static_cast<Layout>(v1::BHSD) == Layout::kBhsd);
-static_assert(static_cast<Layout>(v1::BSHD) == Layout::kBshd);
-static_assert(static_cast<Layout>(v1::BSE) == Layout::kBse);
-static_assert(v1::Alignment_MAX == v1::ONNX);
-static_assert(static_cast<Alignment>(v1::TOP_LEFT) == Alignment::kTopLeft);
-static_assert(static_cast<Alignment>(v1::BOTTOM_RIGHT) == Alignment::kBottomRight);
-static_assert(static_cast<Alignment>(v1::ONNX) == Alignment::kOnnx);
-static_assert(v1::ScoreFunction_MAX == v1::ADDITIVE);
-static_assert(static_cast<ScoreFunction>(v1::DOT_PRODUCT) == ScoreFunction::kDotProduct);
-static_assert(static_cast<ScoreFunction>(v1::ADDITIVE) == ScoreFunction::kAdditive);
-static_assert(v1::Normalizer_MAX == v1::ENTMAX);
-static_assert(static_cast<Normalizer>(v1::SOFTMAX) == Normalizer::kSoftmax);
-static_assert(static_cast<Normalizer>(v1::SPARSEMAX) == Normalizer::kSparsemax);
-static_assert(static_cast<Normalizer>(v1::ENTMAX15) == Normalizer::kEntmax15);
-static_assert(static_cast<Normalizer>(v1::ENTMAX) == Normalizer::kEntmax);
-static_assert(v1::ScoreOutput_MAX == v1::WEIGHTS);
-static_assert(v1::SCORES == static_cast<int>(ScoreOutput::kScores) + 1);
-static_assert(v1::SOFTCAPPED == static_cast<int>(ScoreOutput::kSoftcapped) + 1);
-static_assert(v1::BIASED == static_cast<int>(ScoreOutput::kBiased) + 1);
-static_assert(v1::WEIGHTS == static_cast<int>(ScoreOutput::kWeights) + 1);
 
 absl::Status ReadLayout(v1::Layout layout, Layout& out) {
   out = static_cast<Layout>(layout);
@@ -335,13 +290,14 @@ struct IntegerMask {
 
 // Arranges for a mask of integers to be converted to a boolean one.
 void ConvertIntegerMask(const Message& message, Request& request) {
-  const ElementType* type = FindElementType(message.mask().dtype());
-  if (!message.has_mask() || !IsInteger(*type)) return;
+  if (!message.has_mask()) return;
+  const DType type = *ToDType(message.mask().dtype());
+  if (!IsInteger(type)) return;
   InputBytes& mask = request.inputs[Role::kMask];
   request.write_mask = [integers = IntegerMask{mask, message.mask()}](absl::Span<std::byte> bools) {
     return integers.WriteTo(bools);
   };
-  mask = InputBytes(nullptr, mask.size / type->bytes);
+  mask = InputBytes(nullptr, mask.size / SizeOf(type));
 }
 
 // A message without its tensors' data, and the location of the data.
@@ -550,16 +506,15 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
 
 absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v1::Tensor& tensor,
                                       SharedTensors* shared_tensors, InputBytes& data) {
-  RAPT_ASSIGN_OR_RETURN(const ElementType* const type, ReadType(role, name, tensor.dtype()));
+  RAPT_ASSIGN_OR_RETURN(const DType type, ReadType(role, name, tensor.dtype()));
   // Checked before the shape is copied and printed: it may be as long as a message.
   if (static_cast<size_t>(tensor.shape_size()) > kMaxRank) {
     return Invalid(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most 4");
   }
-  const DType of_integers = role == Role::kMask ? DType::kBool : DType::kInt64;
-  const bool is_converted = role == Role::kMask && IsInteger(*type);
-  TensorSpec spec = {is_converted ? DType::kBool : type->dtype.value_or(of_integers),
+  const bool is_converted = role == Role::kMask && IsInteger(type);
+  TensorSpec spec = {is_converted ? DType::kBool : type,
                      Shape(tensor.shape().begin(), tensor.shape().end())};
-  RAPT_ASSIGN_OR_RETURN(const int64_t bytes, CountBytes(name, spec.shape, *type));
+  RAPT_ASSIGN_OR_RETURN(const int64_t bytes, CountBytes(name, spec.shape, type));
   if (tensor.has_shared_memory()) {
     if (shared_tensors == nullptr) {
       return Invalid(name, " is in shared memory; it must be in the message");
@@ -616,15 +571,12 @@ const v1::Tensor& TensorOf(const pb::Message& message, Role role) {
 }
 
 v1::DataType CodeOf(DType dtype) {
-  const auto type = std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
-                                 [&](const ElementType& t) { return t.dtype == dtype; });
-  RAPT_CHECK(type != std::end(kElementTypes), "rapt.v1 has no such type");
-  return type->code;
+  return static_cast<v1::DataType>(v1::FP32 + static_cast<int>(dtype));
 }
 
 std::optional<DType> ToDType(v1::DataType code) {
-  const ElementType* type = FindElementType(code);
-  return type == nullptr ? std::nullopt : type->dtype;
+  if (code < v1::FP32 || !v1::DataType_IsValid(code)) return std::nullopt;
+  return static_cast<DType>(code - v1::FP32);
 }
 
 }  // namespace rapt::native

@@ -228,14 +228,12 @@ class Reader final : public JsonHandler {
     if (known_ == nullptr && (state.dtype.empty() || !state.has_shape)) {
       return needs_another_pass_ = true;
     }
-    v1::DataType code;
-    const std::optional<DType> dtype =
-        v1::DataType_Parse(state.dtype, &code) ? ElementTypeOf(code) : std::nullopt;
+    const std::optional<DType> dtype = DTypeNamed(state.dtype);
     if (!dtype) {
       return Fail(absl::StrCat(TensorName(), " has dtype '",
                                absl::string_view(state.dtype).substr(0, 64),
                                "' and numbers in data; it must be FP32, FP16, BF16, FP64, BOOL, "
-                               "INT8, INT32 or INT64"));
+                               "INT8, UINT8, INT32 or INT64"));
     }
     const absl::StatusOr<int64_t> bytes = ByteSize(TensorName(), {*dtype, state.shape});
     if (!bytes.ok()) return Fail(bytes.status().message());
@@ -301,12 +299,6 @@ class Reader final : public JsonHandler {
       return std::nullopt;
     }
     return static_cast<int64_t>(*real);
-  }
-
-  static std::optional<DType> ElementTypeOf(v1::DataType code) {
-    if (code == v1::INT64) return DType::kInt64;
-    if (code == v1::INT8) return DType::kInt8;
-    return ToDType(code);
   }
 
   bool OnScalar(const JsonScalar& value, absl::string_view text) {

@@ -54,31 +54,15 @@ const InputField& FieldAt(int number) {
                        [&](const InputField& field) { return field.number == number; });
 }
 
-absl::Status ReadRule(v1::UpdateRule rule, LinearRule& out) {
-  switch (rule) {
-    case v1::UPDATE_GATED_DELTA:
-      out = LinearRule::kGatedDelta;
-      return absl::OkStatus();
-    case v1::UPDATE_LINEAR:
-      out = LinearRule::kLinear;
-      return absl::OkStatus();
-    case v1::UPDATE_GATED:
-      out = LinearRule::kGated;
-      return absl::OkStatus();
-    case v1::UPDATE_DELTA:
-      out = LinearRule::kDelta;
-      return absl::OkStatus();
-    default:
-      return UnknownValue("update_rule", rule,
-                          "UPDATE_GATED_DELTA (0), UPDATE_LINEAR (1), UPDATE_GATED (2) or "
-                          "UPDATE_DELTA (3)");
+absl::Status ReadRule(v1::UpdateRule rule, UpdateRule& out) {
+  if (!v1::UpdateRule_IsValid(rule)) {
+    return UnknownValue("update_rule", rule,
+                        "UPDATE_GATED_DELTA (0), UPDATE_LINEAR (1), UPDATE_GATED (2) or "
+                        "UPDATE_DELTA (3)");
   }
+  out = static_cast<UpdateRule>(rule);
+  return absl::OkStatus();
 }
-
-static_assert(static_cast<FeatureMap>(v1::FEATURE_MAP_NONE) == FeatureMap::kNone);
-static_assert(static_cast<FeatureMap>(v1::FEATURE_MAP_ELU1) == FeatureMap::kElu1);
-static_assert(static_cast<FeatureMap>(v1::FEATURE_MAP_RELU) == FeatureMap::kRelu);
-static_assert(static_cast<FeatureMap>(v1::FEATURE_MAP_FAVOR) == FeatureMap::kFavor);
 
 absl::Status ReadFeatureMap(v1::FeatureMap map, FeatureMap& out) {
   if (!v1::FeatureMap_IsValid(map)) {
@@ -93,7 +77,7 @@ absl::Status ReadFeatureMap(v1::FeatureMap map, FeatureMap& out) {
 absl::Status ReadStateType(v1::DataType code, std::optional<DType>& out) {
   if (code == v1::DATA_TYPE_UNSPECIFIED) return absl::OkStatus();
   out = ToDType(code);
-  if (out) return absl::OkStatus();
+  if (out && IsFloat(*out)) return absl::OkStatus();
   return Invalid("state_type is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64");
 }
 

@@ -80,6 +80,7 @@ int32_t CTypeOf(DType dtype) {
     case DType::kInt64:
     case DType::kInt32:
     case DType::kInt8:
+    case DType::kUint8:
       break;
   }
   ADD_FAILURE() << "C has no " << NameOf(dtype);

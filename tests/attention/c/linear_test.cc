@@ -38,7 +38,7 @@ rapt_linear_problem SmallProblem(int32_t rule) {
           .value_size = kValueSize};
 }
 
-LinearAttentionCall SmallCall(LinearRule rule) {
+LinearAttentionCall SmallCall(UpdateRule rule) {
   LinearAttentionCall call;
   call.update_rule = rule;
   call.q_num_heads = kQueryHeads;
@@ -124,7 +124,7 @@ class Call {
 
 TEST_F(CLinearTest, ComputesTheGatedDeltaRule) {
   for (const bool per_key : {false, true}) {
-    Call call(SmallCall(LinearRule::kGatedDelta));
+    Call call(SmallCall(UpdateRule::kGatedDelta));
     call.Add(linear::kDecay, {kBatch, kTokens, kHeads * (per_key ? kKeySize : 1)}, -1, 0);
     call.Add(linear::kBeta, {kBatch, kTokens, 1}, 0, 1);
     call.Add(linear::kPastState, {kBatch, kHeads, kKeySize, kValueSize}, -1, 1);
@@ -140,9 +140,9 @@ TEST_F(CLinearTest, ComputesTheGatedDeltaRule) {
 }
 
 TEST_F(CLinearTest, ComputesEachRule) {
-  constexpr std::pair<int32_t, LinearRule> kRules[] = {{RAPT_LINEAR, LinearRule::kLinear},
-                                                       {RAPT_GATED, LinearRule::kGated},
-                                                       {RAPT_DELTA, LinearRule::kDelta}};
+  constexpr std::pair<int32_t, UpdateRule> kRules[] = {{RAPT_LINEAR, UpdateRule::kLinear},
+                                                       {RAPT_GATED, UpdateRule::kGated},
+                                                       {RAPT_DELTA, UpdateRule::kDelta}};
   for (const auto& [theirs, ours] : kRules) {
     LinearAttentionCall operator_call = SmallCall(ours);
     operator_call.scale = 0.3;
@@ -152,11 +152,11 @@ TEST_F(CLinearTest, ComputesEachRule) {
     problem.scale = 0.3;
     problem.chunk_size = 4;
     problem.wants_present_state = 1;
-    if (ours == LinearRule::kGated) {
+    if (ours == UpdateRule::kGated) {
       call.Add(linear::kDecay, {kBatch, kTokens, kHeads}, -1, 0);
       problem.decay_dtype = RAPT_FP32;
     }
-    if (ours == LinearRule::kDelta) {
+    if (ours == UpdateRule::kDelta) {
       call.Add(linear::kBeta, {kBatch, kTokens, kHeads}, 0, 1);
       problem.beta_dtype = RAPT_FP32;
     }
@@ -168,7 +168,7 @@ TEST_F(CLinearTest, ComputesEachRule) {
 
 TEST_F(CLinearTest, ComputesFavor) {
   for (const bool is_drawn : {false, true}) {
-    LinearAttentionCall operator_call = SmallCall(LinearRule::kLinear);
+    LinearAttentionCall operator_call = SmallCall(UpdateRule::kLinear);
     operator_call.feature_map = FeatureMap::kFavor;
     operator_call.num_features = 6;
     operator_call.is_causal = false;
@@ -198,7 +198,7 @@ TEST_F(CLinearTest, ComputesFavor) {
 }
 
 TEST_F(CLinearTest, NormalizesElu) {
-  LinearAttentionCall operator_call = SmallCall(LinearRule::kLinear);
+  LinearAttentionCall operator_call = SmallCall(UpdateRule::kLinear);
   operator_call.feature_map = FeatureMap::kElu1;
   operator_call.normalize = true;
   Call call(operator_call);
@@ -243,7 +243,7 @@ TEST_F(CLinearTest, NamesTheInvalidField) {
 }
 
 TEST_F(CLinearTest, NamesTheMissingTensor) {
-  Call call(SmallCall(LinearRule::kLinear));
+  Call call(SmallCall(UpdateRule::kLinear));
   rapt_linear_problem problem = SmallProblem(RAPT_LINEAR);
   problem.wants_present_state = 1;
   ASSERT_EQ(Create(problem), RAPT_OK) << message_;
@@ -259,7 +259,7 @@ TEST_F(CLinearTest, NamesTheMissingTensor) {
 }
 
 TEST_F(CLinearTest, NamesALengthThatIsOutOfRange) {
-  Call call(SmallCall(LinearRule::kLinear));
+  Call call(SmallCall(UpdateRule::kLinear));
   rapt_linear_problem problem = SmallProblem(RAPT_LINEAR);
   problem.wants_present_state = problem.has_key_lengths = 1;
   ASSERT_EQ(Create(problem), RAPT_OK) << message_;

@@ -20,7 +20,6 @@
 #include "attention/roles.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
-#include "client/cli/library_types.h"
 #include "client/cli/tensor_file.h"
 #include "client/cpp/codec.h"
 #include "server/protocols/rapt/codec.h"
@@ -68,7 +67,7 @@ struct FullCall {
   explicit FullCall(const Problem& problem = test::MostTensors()) {
     for (Role role : InputTensorsOf(problem)) {
       const RoleInfo& info = InfoOf(role);
-      const DType dtype = FromLibrary(info.dtype(problem));
+      const DType dtype = info.dtype(problem);
       const auto dims = info.dims(problem);
       const Shape shape(dims.begin(), dims.begin() + info.rank);
       int64_t count = 1;
@@ -345,7 +344,7 @@ TEST(CallFieldsTest, EveryInputAndAttributeHasAFlagThatSetsIt) {
                                     sizeof(int64_t)));
     } else {
       const TensorView view = *FindCallTensor(name)->In(full.call);
-      files.Add(path, name, NpyTypeOf(ToLibrary(view.dtype)), view.shape, view.data);
+      files.Add(path, name, NpyTypeOf(view.dtype), view.shape, view.data);
     }
     std::string flag = "--" + (InfoOf(role).flag == nullptr ? name : InfoOf(role).flag);
     for (char& c : flag) c = c == '_' ? '-' : c;

@@ -11,6 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "rapt/choices.h"
+#include "rapt/data_type.h"
 #include "tests/support/text_message.h"
 
 namespace rapt::client {
@@ -52,6 +55,41 @@ Message Parsed(const absl::StatusOr<RequestMessage>& encoded) {
   EXPECT_TRUE(message.ParseFromString(bytes));
   EXPECT_EQ(message.ByteSizeLong(), bytes.size()) << message.ShortDebugString();
   return message;
+}
+
+// Returns the names of a protocol's enumeration, from the number `first` on.
+std::vector<std::string> NamesIn(const google::protobuf::EnumDescriptor& type, int first) {
+  std::vector<std::string> names;
+  for (int n = first; n < type.value_count(); ++n) {
+    EXPECT_EQ(type.value(n)->number(), n) << type.full_name();
+    names.push_back(type.value(n)->name());
+  }
+  return names;
+}
+
+template <typename Enum>
+void ExpectNames(const google::protobuf::EnumDescriptor& type, int first = 0) {
+  std::vector<testing::Matcher<std::string>> ours;
+  for (const absl::string_view name : kNamesOf<Enum>) {
+    ours.push_back(testing::EndsWith(absl::AsciiStrToUpper(name)));
+  }
+  EXPECT_THAT(NamesIn(type, first), testing::ElementsAreArray(ours)) << type.full_name();
+}
+
+TEST(CodecTest, EnumerationsHaveTheProtocolsOrder) {
+  std::vector<std::string> dtypes;
+  for (const DTypeInfo& info : kDTypes) {
+    EXPECT_EQ(static_cast<size_t>(info.dtype), dtypes.size());
+    dtypes.emplace_back(info.name);
+  }
+  EXPECT_EQ(NamesIn(*v1::DataType_descriptor(), v1::FP32), dtypes);
+  ExpectNames<Layout>(*v1::Layout_descriptor());
+  ExpectNames<Alignment>(*v1::Alignment_descriptor());
+  ExpectNames<ScoreFunction>(*v1::ScoreFunction_descriptor());
+  ExpectNames<Normalizer>(*v1::Normalizer_descriptor());
+  ExpectNames<ScoreOutput>(*v1::ScoreOutput_descriptor(), v1::SCORES);
+  ExpectNames<UpdateRule>(*v1::UpdateRule_descriptor());
+  ExpectNames<FeatureMap>(*v1::FeatureMap_descriptor());
 }
 
 v1::AttendRequest Encoded(const AttendCall& call) {

@@ -22,39 +22,16 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "rapt/choices.h"
 #include "rapt/tensor.h"
 
 namespace rapt::client {
 
-// The axes of Q, K, V and Y. Masks, past, present, scores and lse do not depend on it.
-enum class Layout : uint8_t {
-  kByRank,  // rank 4 is kBhsd, rank 3 is kBse
-  kBhsd,    // [B, H, S, D]
-  kBshd,    // [B, S, H, D]
-  kBse,     // [B, S, H * D] with query_heads and kv_heads; both 0: one head
-};
-
-// Where the queries are: query i is at position i + offset among the T keys. Causality
-// (j <= i + offset), the window, biases and vectors by distance, and rotary embedding without ids
-// use this position. One causal query sees the first of five keys with kTopLeft, and all five with
-// kBottomRight.
-enum class Alignment : uint8_t {
-  // offset = P. Key lengths hide keys and move no query: an entry that is padded at its end gets
-  // the result of the entry alone.
-  kTopLeft,
-  // offset = T - Sq: the last query is at the last key. With key lengths, at the last key of its
-  // entry: offset = P + max(key_lengths[b], min(Sq, Sk)) - Sq.
-  kBottomRight,
-  // The rule of the ONNX operator, as in the model `attention` of the Open Inference Protocol:
-  // offset = P with a past; else key_lengths[b] - Sq with lengths; else 0.
-  kOnnx,
-};
-
-// How a query and a key are compared.
-enum class ScoreFunction : uint8_t {
-  kDotProduct,
-  kAdditive,  // the sum over d of additive_weight[d] * tanh(q[d] + k[d])
-};
+using rapt::Alignment;
+using rapt::Layout;
+using rapt::Normalizer;
+using rapt::ScoreFunction;
+using rapt::ScoreOutput;
 
 // Keys around the diagonal that stay visible, with or without causality:
 // i + offset - left <= j <= i + offset + right. An absent side is unbounded; 0 is the diagonal.
@@ -67,24 +44,6 @@ struct Window {
 struct Dropout {
   double probability = 0;  // at least 0, less than 1
   uint64_t seed = 0;
-};
-
-// Turns the scores of a row into weights that sum to 1. All but kSoftmax give exactly 0 to keys
-// with low scores, whose V then does not matter: P = max((alpha - 1) S - tau, 0)^(1 / (alpha - 1)),
-// with tau such that the sum of P is 1. They have no lse and no head_sink, and keys cannot stream.
-enum class Normalizer : uint8_t {
-  kSoftmax,    // alpha = 1
-  kSparsemax,  // alpha = 2
-  kEntmax15,   // alpha = 1.5
-  kEntmax,     // AttendCall::alpha or head_alpha
-};
-
-// An intermediate result, [B, Hq, Sq, T] in Q's type.
-enum class ScoreOutput : uint8_t {
-  kScores,
-  kSoftcapped,
-  kBiased,  // contains -inf for masked keys
-  kWeights,
 };
 
 // Set only the fields that matter: AttendCall{.q = q, .k = k, .v = v, .causal = true}.

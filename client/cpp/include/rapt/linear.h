@@ -10,25 +10,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "rapt/choices.h"
 #include "rapt/tensor.h"
 
 namespace rapt::client {
 
-// For each token, with the state S of a head: S = e^decay S + k u^T, output = scale S^T q.
-enum class UpdateRule : uint8_t {
-  kGatedDelta,  // with decay and beta; u = beta (v - (e^decay S)^T k)
-  kLinear,      // u = v
-  kGated,       // with decay; u = v
-  kDelta,       // with beta
-};
-
-// What stands for queries and keys.
-enum class FeatureMap : uint8_t {
-  kNone,
-  kElu1,   // x + 1 if x > 0, else e^x
-  kRelu,   // max(x, 0)
-  kFavor,  // FAVOR+: random features, whose quotient estimates softmax attention; kLinear only
-};
+using rapt::FeatureMap;
+using rapt::UpdateRule;
 
 // T tokens; d_k and d_v: head sizes of keys and values; features: d_k, or those of kFavor.
 struct LinearCall {

@@ -8,14 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "rapt/choices.h"
 #include "rapt/tensor.h"
 
 namespace rapt::client {
 
-enum class LshForm : uint8_t {
-  kReformer,  // of Hugging Face: queries are keys, chunks see their neighbours
-  kSimple,    // of tutorials: hashes keys, chunks see themselves alone, rounds count equally
-};
+using rapt::LshForm;
 
 // S tokens; n: num_buckets; c: chunk_length.
 struct LshCall {

@@ -15,13 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "rapt/attend.h"
+#include "rapt/choices.h"
 
 namespace rapt::client {
 
-enum class Streaming : uint8_t {
-  kKeys,     // K and V; a chunk has the columns of mask and attention_bias of its keys
-  kQueries,  // Q; a chunk has the rows of mask and attention_bias of its queries
-};
+using rapt::Streaming;
 
 // The buffers that a function fills with rows [begin, begin + count) of the streaming tensors: [B,
 // H, count, D] or, in the layouts kBshd and kBse, [B, count, H, D]. A buffer is empty if the tensor

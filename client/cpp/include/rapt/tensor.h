@@ -12,45 +12,13 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "rapt/data_type.h"
 
 namespace rapt::client {
 
-// Q, K, V, past and outputs have a float type. Masks may have any type: kBool, or integers 0 and 1,
-// select the keys to attend to; floats are added to the scores.
-enum class DType : uint8_t {
-  kFloat32,
-  kFloat16,   // IEEE 754 binary16
-  kBFloat16,  // the upper half of a float
-  kFloat64,
-  kBool,  // one byte, 0 is false
-  kInt8,
-  kUint8,
-  kInt32,
-  kInt64,
-};
-
-// Bytes of one element.
-constexpr int64_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-    case DType::kInt64:
-      return 8;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return 2;
-    case DType::kBool:
-    case DType::kInt8:
-    case DType::kUint8:
-      return 1;
-  }
-  return 0;
-}
-
-// "FP32", "BF16", "BOOL", ...: the names of the protocol.
-absl::string_view NameOf(DType dtype);
+using rapt::DType;
+using rapt::NameOf;
+using rapt::SizeOf;
 
 // The DType of T. C++20 has no 16-bit float types; tensors of these are made from bytes.
 template <typename T>

@@ -56,7 +56,7 @@ void Add(Case& c, Role role, DType dtype, const Shape& shape, Rng& rng, double l
 
 // What a random case may have.
 struct Options {
-  LinearRule rule = LinearRule::kLinear;
+  UpdateRule rule = UpdateRule::kLinear;
   DType dtype = DType::kFloat32;
   FeatureMap map = FeatureMap::kNone;
   bool normalize = false;
@@ -69,11 +69,11 @@ struct Options {
   int64_t chunk = 64;
 };
 
-bool HasDecay(LinearRule rule) {
-  return rule == LinearRule::kGated || rule == LinearRule::kGatedDelta;
+bool HasDecay(UpdateRule rule) {
+  return rule == UpdateRule::kGated || rule == UpdateRule::kGatedDelta;
 }
-bool HasBeta(LinearRule rule) {
-  return rule == LinearRule::kDelta || rule == LinearRule::kGatedDelta;
+bool HasBeta(UpdateRule rule) {
+  return rule == UpdateRule::kDelta || rule == UpdateRule::kGatedDelta;
 }
 
 // Fills a case whose sizes are set. Keys have norms of at most 1.
@@ -294,11 +294,11 @@ void ExpectOracle(const Case& c, const Target& target, int threads = 1) {
 Options RandomOptions(Rng& rng) {
   const auto flip = [&] { return UniformInt(rng, 0, 1) == 1; };
   Options o;
-  o.rule = static_cast<LinearRule>(UniformInt(rng, 0, 3));
+  o.rule = static_cast<UpdateRule>(UniformInt(rng, 0, 3));
   constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                               DType::kFloat64};
   o.dtype = kTypes[UniformInt(rng, 0, 4)];
-  o.map = static_cast<FeatureMap>(UniformInt(rng, 0, o.rule == LinearRule::kLinear ? 3 : 0));
+  o.map = static_cast<FeatureMap>(UniformInt(rng, 0, o.rule == UpdateRule::kLinear ? 3 : 0));
   // Only positive features have sums that are far from 0.
   o.normalize = o.map == FeatureMap::kElu1;
   o.decay_per_key = flip();
@@ -307,7 +307,7 @@ Options RandomOptions(Rng& rng) {
   o.most_beta = flip() ? 2 : 1;
   o.past = flip();
   o.one_beta = flip();
-  o.is_causal = o.rule != LinearRule::kLinear || flip();
+  o.is_causal = o.rule != UpdateRule::kLinear || flip();
   o.chunk = UniformInt(rng, 1, 80);
   return o;
 }
@@ -349,8 +349,8 @@ Case CaseWith(const Options& options, uint64_t seed = 2) {
   return c;
 }
 
-constexpr LinearRule kRules[] = {LinearRule::kLinear, LinearRule::kGated, LinearRule::kDelta,
-                                 LinearRule::kGatedDelta};
+constexpr UpdateRule kRules[] = {UpdateRule::kLinear, UpdateRule::kGated, UpdateRule::kDelta,
+                                 UpdateRule::kGatedDelta};
 
 // Tokens [begin, begin + count) of a case, after a past.
 Case Part(const Case& whole, int64_t begin, int64_t count, const Answers* before) {
@@ -378,7 +378,7 @@ Case Part(const Case& whole, int64_t begin, int64_t count, const Answers* before
 
 TEST(LinearAttentionTest, StepsEqualThePrefill) {
   std::vector<Options> all;
-  for (LinearRule rule : kRules) {
+  for (UpdateRule rule : kRules) {
     for (bool per_key : {false, true}) all.push_back({.rule = rule, .decay_per_key = per_key});
   }
   all.push_back({.map = FeatureMap::kElu1, .normalize = true});
@@ -415,7 +415,7 @@ TEST(LinearAttentionTest, StepsEqualThePrefill) {
 TEST(LinearAttentionTest, DecaysOfAnySizeAreExact) {
   for (bool per_key : {false, true}) {
     for (const double g : {-kInf, -1e30, -700.0, -90.0, -30.0, -1.0, 0.0}) {
-      Case c = CaseWith({.rule = LinearRule::kGatedDelta, .decay_per_key = per_key});
+      Case c = CaseWith({.rule = UpdateRule::kGatedDelta, .decay_per_key = per_key});
       Tensor& decay = *c.inputs[linear::kDecay];
       for (int64_t t = 0; t < c.tokens; t += 1 + t % 5) {
         for (int64_t h = 0; h < decay.dims()[3]; h += 3) decay.Set(0, 0, t, h, g);
@@ -427,7 +427,7 @@ TEST(LinearAttentionTest, DecaysOfAnySizeAreExact) {
 
 TEST(LinearAttentionTest, PositiveDecaysGrow) {
   for (bool per_key : {false, true}) {
-    Case c = CaseWith({.rule = LinearRule::kGated, .decay_per_key = per_key});
+    Case c = CaseWith({.rule = UpdateRule::kGated, .decay_per_key = per_key});
     c.inputs[linear::kDecay]->Set(0, 0, 3, 0, 2.5);
     c.inputs[linear::kDecay]->Set(0, 1, 40, 0, 0.25);
     for (const Target& target : Targets()) ExpectOracle(c, target);
@@ -437,7 +437,7 @@ TEST(LinearAttentionTest, PositiveDecaysGrow) {
 // Whatever the state was, it is forgotten.
 TEST(LinearAttentionTest, ADecayOfMinusInfinityForgetsNaN) {
   for (bool per_key : {false, true}) {
-    Case c = CaseWith({.rule = LinearRule::kGatedDelta, .decay_per_key = per_key, .past = true});
+    Case c = CaseWith({.rule = UpdateRule::kGatedDelta, .decay_per_key = per_key, .past = true});
     c.inputs[linear::kPastState]->Fill(kNan);
     Tensor& decay = *c.inputs[linear::kDecay];
     for (int64_t b = 0; b < c.batch; ++b) {
@@ -452,7 +452,7 @@ TEST(LinearAttentionTest, ADecodeStepForgetsNaN) {
     Case c;
     c.tokens = 1;
     Rng rng(4);
-    Fill(c, {.rule = LinearRule::kGatedDelta, .decay_per_key = per_key, .past = true}, rng);
+    Fill(c, {.rule = UpdateRule::kGatedDelta, .decay_per_key = per_key, .past = true}, rng);
     c.inputs[linear::kPastState]->Fill(kNan);
     c.inputs[linear::kDecay]->Fill(-kInf);
     for (const Target& target : Targets()) ExpectOracle(c, target);
@@ -462,7 +462,7 @@ TEST(LinearAttentionTest, ADecodeStepForgetsNaN) {
 // A token must not change the outputs of those before it, not even by 0 * NaN.
 TEST(LinearAttentionTest, LaterTokensDoNotMatter) {
   std::vector<Options> all;
-  for (LinearRule rule : kRules) {
+  for (UpdateRule rule : kRules) {
     for (bool per_key : {false, true}) all.push_back({.rule = rule, .decay_per_key = per_key});
   }
   all.push_back({.map = FeatureMap::kElu1, .normalize = true});
@@ -491,7 +491,7 @@ TEST(LinearAttentionTest, LaterTokensDoNotMatter) {
 }
 
 TEST(LinearAttentionTest, PaddingDoesNotMatter) {
-  for (LinearRule rule : kRules) {
+  for (UpdateRule rule : kRules) {
     Case c = CaseWith({.rule = rule});
     c.lengths = {0, 33};
     for (Role role : {Role::kQ, Role::kK, Role::kV, linear::kDecay, linear::kBeta}) {
@@ -542,7 +542,7 @@ TEST(LinearAttentionTest, FavorSeesSmallKeysBeforeLargeOnes) {
 }
 
 TEST(LinearAttentionTest, ThreadsDoNotChangeBits) {
-  for (LinearRule rule : kRules) {
+  for (UpdateRule rule : kRules) {
     Case c = CaseWith({.rule = rule});
     c = CaseWith({.rule = rule, .past = true});
     for (const Target& target : Targets()) {
@@ -572,7 +572,7 @@ TEST(LinearAttentionTest, CheckpointsAbandonTasks) {
   c.tokens = 4000;
   c.key_size = c.value_size = 64;
   Rng rng(3);
-  Fill(c, {.rule = LinearRule::kGatedDelta}, rng);
+  Fill(c, {.rule = UpdateRule::kGatedDelta}, rng);
   const auto op = MakeLinearAttention(c.call).value();
   for (const Target& target : Targets()) {
     SCOPED_TRACE(target.Name());
@@ -759,7 +759,7 @@ std::string ErrorOf(const Options& options,
 using Call = LinearAttentionCall;
 
 TEST(LinearAttentionErrorsTest, NameShapes) {
-  const auto error = [](auto change) { return ErrorOf({.rule = LinearRule::kGatedDelta}, change); };
+  const auto error = [](auto change) { return ErrorOf({.rule = UpdateRule::kGatedDelta}, change); };
   EXPECT_EQ(error([](Call& c) { c.inputs[Role::kQ].reset(); }), "query is missing");
   EXPECT_EQ(error([](Call& c) {
               c.inputs[Role::kV]->shape = {2, 24};
@@ -789,14 +789,14 @@ TEST(LinearAttentionErrorsTest, NameShapes) {
                 c.inputs[Role::kQ]->shape = {int64_t{1} << 40, 0, int64_t{1} << 40};
                 c.inputs[Role::kK] = c.inputs[Role::kV] = c.inputs[Role::kQ];
                 c.q_num_heads = c.kv_num_heads = int64_t{1} << 36;
-                c.update_rule = LinearRule::kLinear;
+                c.update_rule = UpdateRule::kLinear;
                 c.inputs[linear::kDecay].reset(), c.inputs[linear::kBeta].reset();
               }),
               HasSubstr("present_state has shape"));
 }
 
 TEST(LinearAttentionErrorsTest, NameTypes) {
-  const auto error = [](auto change) { return ErrorOf({.rule = LinearRule::kGatedDelta}, change); };
+  const auto error = [](auto change) { return ErrorOf({.rule = UpdateRule::kGatedDelta}, change); };
   EXPECT_EQ(error([](Call& c) { c.inputs[Role::kK]->dtype = DType::kFloat16; }),
             "key has type FP16; it must be query's, FP32");
   EXPECT_EQ(error([](Call& c) { c.inputs[linear::kBeta]->dtype = DType::kInt64; }),
@@ -810,17 +810,17 @@ TEST(LinearAttentionErrorsTest, NameTypes) {
 }
 
 TEST(LinearAttentionErrorsTest, NameAttributes) {
-  const auto error = [](LinearRule rule, auto change) { return ErrorOf({.rule = rule}, change); };
-  constexpr LinearRule kLinear = LinearRule::kLinear;
-  EXPECT_EQ(error(kLinear, [](Call& c) { c.update_rule = LinearRule::kDelta; }),
+  const auto error = [](UpdateRule rule, auto change) { return ErrorOf({.rule = rule}, change); };
+  constexpr UpdateRule kLinear = UpdateRule::kLinear;
+  EXPECT_EQ(error(kLinear, [](Call& c) { c.update_rule = UpdateRule::kDelta; }),
             "beta is missing; update_rule is delta, which needs it");
-  EXPECT_EQ(error(LinearRule::kGated, [](Call& c) { c.update_rule = LinearRule::kLinear; }),
+  EXPECT_EQ(error(UpdateRule::kGated, [](Call& c) { c.update_rule = UpdateRule::kLinear; }),
             "decay is given; update_rule is linear, which does not take it");
-  EXPECT_EQ(error(LinearRule::kGated, [](Call& c) { c.is_causal = false; }),
+  EXPECT_EQ(error(UpdateRule::kGated, [](Call& c) { c.is_causal = false; }),
             "is_causal is false; with it, update_rule must be linear, not gated");
-  EXPECT_EQ(error(LinearRule::kGated, [](Call& c) { c.feature_map = FeatureMap::kFavor; }),
+  EXPECT_EQ(error(UpdateRule::kGated, [](Call& c) { c.feature_map = FeatureMap::kFavor; }),
             "feature_map is favor; with it, update_rule must be linear, not gated");
-  EXPECT_EQ(error(LinearRule::kDelta, [](Call& c) { c.normalize = true; }),
+  EXPECT_EQ(error(UpdateRule::kDelta, [](Call& c) { c.normalize = true; }),
             "normalize is true; with it, update_rule must be linear, not delta");
   EXPECT_EQ(error(kLinear, [](Call& c) { c.scale = -1; }),
             "scale is -1; it must be finite and at least 0");
