@@ -187,12 +187,14 @@ void Readiness::Check() {
 }
 
 void Readiness::Report(bool computes, absl::string_view reason) {
-  if (computes_.exchange(computes) == computes) return;
+  if (computes_ == computes) return;
+  // First, so that the reason is in the log when a probe fails.
   if (computes) {
     Log(LogLevel::kInfo, "ready again");
   } else {
     Log(LogLevel::kError, "not ready", {{"reason", reason}});
   }
+  computes_ = computes;
   on_change_(computes);
 }
 

@@ -361,7 +361,7 @@ def test_tensors_may_be_those_of_the_open_inference_protocol(server):
         ("FP32", [1, 2], "q"),
         ("FP8", [1], "q has dtype 'FP8' and numbers in data; it must be FP32"),
         (None, [1], "q has dtype '' and numbers in data"),
-        ("UINT8", [1], "q has dtype 'UINT8' and numbers in data"),
+        ("UINT16", [1], "q has dtype 'UINT16' and numbers in data"),
     ],
 )
 def test_wrong_numbers_are_refused_by_name(server, dtype, data, named):

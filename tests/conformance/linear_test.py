@@ -234,7 +234,7 @@ def test_padding_leaves_the_state_alone(backend_client):
     (
         ({"decay": None}, {}, "decay is missing; update_rule is gated_delta, which needs it"),
         ({}, {"update_rule": "delta"}, "decay is given; update_rule is delta, which does not take it"),
-        ({}, {"update_rule": "fast"}, "parameter update_rule is 'fast'; it must be linear or gated or delta or"),
+        ({}, {"update_rule": "fast"}, "parameter update_rule is 'fast'; it must be gated_delta or linear or gated or delta"),
         ({}, {"kv_num_heads": 3}, "kv_num_heads is 3; with value"),
         ({}, {"window": 3}, "unknown request parameter window"),
         ({}, {"feature_map": "cos"}, "parameter feature_map is 'cos'; it must be none or elu1 or relu or favor"),

@@ -563,7 +563,7 @@ def test_linear_refuses_what_does_not_fit(rapt, save):
     save(x=draw(1, 4, 6), i=np.arange(3))
     call = ["attend", "--linear=gated", "--q=x.npy", "-o=y.npy"]
     for flags, code, message in [
-        (["--linear=favor"], USAGE, "--linear is 'favor'; it takes linear or gated or delta or gated_delta"),
+        (["--linear=favor"], USAGE, "--linear is 'favor'; it takes gated_delta or linear or gated or delta"),
         (["--mask=x.npy"], USAGE, "--linear and --mask are mutually exclusive; rapt attend --linear --help lists its flags"),
         (["--lsh", "simple"], USAGE, "--linear and --lsh are mutually exclusive"),
         (["--maks=x.npy"], USAGE, "unknown flag --maks"),

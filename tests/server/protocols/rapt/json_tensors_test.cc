@@ -70,11 +70,13 @@ TEST(JsonTensorsTest, EachTensorHasItsOwnType) {
   const v1::AttendRequest call =
       Parse(R"({"call":{"q":{"data":[1],"dtype":"BOOL","shape":[1]},"past_key":{"dtype":"INT8"},)"
             R"("k":{"data":[2],"shape":[1],"dtype":"INT8"},)"
+            R"("mask":{"dtype":"UINT8","shape":[2],"data":[0,255]},)"
             R"("v":{"dtype":"BOOL","shape":[2],"data":[0,1]}}})")
           .call();
   EXPECT_EQ(call.q().data(), std::string(1, '\1'));
   EXPECT_EQ(call.k().data(), std::string(1, '\2'));
   EXPECT_EQ(call.v().data(), std::string("\0\1", 2));
+  EXPECT_EQ(call.mask().data(), std::string("\0\xff", 2));
   EXPECT_EQ(call.past_key().dtype(), v1::INT8);
 }
 
@@ -115,7 +117,7 @@ TEST(JsonTensorsTest, ErrorsNameTheTensor) {
       {R"("dtype":"INT64","shape":[1],"data":[1.5])", "k has 1.5 in data; it must be an integer"},
       {R"("dtype":"FP32","data":[null])", "k has null in data"},
       {R"("dtype":"FP32","data":[{}])", "k has an object in data"},
-      {R"("dtype":"UINT8","data":[1])", "k has dtype 'UINT8' and numbers in data"},
+      {R"("dtype":"UINT16","data":[1])", "k has dtype 'UINT16' and numbers in data"},
       {R"("data":[1])", "k has dtype '' and numbers in data"},
       {R"("dtype":99,"data":[1])", "k has dtype '99' and numbers in data"},
       {R"("dtype":"FP32","shape":[2],"data":[1])", "k has 1 values in data; its shape [2] needs 2"},

@@ -1,1 +1,0 @@
-// Empty. Targets of precompiled headers need a source file.
