@@ -17,7 +17,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-
 // Parses microseconds from trailing metadata.
 std::optional<std::chrono::microseconds> ReadTime(
     const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, const char* key) {

@@ -683,8 +683,9 @@ def test_the_copied_cpp_compiles(explorer, tmp_path, state):
             got = np.array([float(x) for x in numbers])
         np.testing.assert_array_equal(got.astype(sent.dtype).astype(np.float32), sent.ravel().astype(np.float32))
     (tmp_path / "attend.cc").write_text(code)
-    headers = pathlib.Path(__file__).resolve().parents[2] / "client/cpp/include"
-    subprocess.run(["g++", "-std=c++20", "-Wall", "-Werror", "-fsyntax-only", f"-I{headers}", "attend.cc"], cwd=tmp_path, check=True)
+    root = pathlib.Path(__file__).resolve().parents[2]
+    headers = [f"-I{root}/{library}/include" for library in ("call", "client/cpp")]
+    subprocess.run(["g++", "-std=c++20", "-Wall", "-Werror", "-fsyntax-only", *headers, "attend.cc"], cwd=tmp_path, check=True)
 
 
 def test_a_call_too_long_for_cpp_is_a_command(explorer, server, tmp_path):

@@ -77,8 +77,8 @@ TEST(CacheCodecTest, EncodesEveryFieldOfAttend) {
          v { dtype: FP16 shape: [ 1, 1, 1 ] data: "vv" } scale: 0.5 softcap: 2 window { left: 7 right: 1 }
          want_lse: true output: FP32 share_prefix: SHARE_PREFIX_NEVER return_partial_success: true
          head_sink { dtype: FP16 shape: [ 1, 1, 1 ] data: "ss" } priority: 4)");
-  ExpectEquals(Parsed<v1::AttendCachedRequest>(
-                   EncodeCachedAttend({{nullptr, 1, 0}}, {{"a", 1, 0}}, {.q = Half("qq")}, kNoLimit)),
+  ExpectEquals(Parsed<v1::AttendCachedRequest>(EncodeCachedAttend({{nullptr, 1, 0}}, {{"a", 1, 0}},
+                                                                  {.q = Half("qq")}, kNoLimit)),
                R"(items { cache: "a" rows: 1 at: 0 generation: 1 }
                   q { dtype: FP16 shape: [ 1, 1, 1 ] data: "qq" })");
 }
