@@ -124,12 +124,6 @@ std::chrono::nanoseconds FromMilliseconds(int64_t ms) {
   return std::chrono::milliseconds(std::min(ms, kMost));
 }
 
-absl::StatusOr<DType> ReadCacheType(v1::DataType code) {
-  const std::optional<DType> dtype = ToDType(code);
-  if (dtype && IsFloat(*dtype)) return *dtype;
-  return Invalid("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64");
-}
-
 void WriteShape(const cache::LayerShape& from, v1::LayerShape& to) {
   to.set_layers(static_cast<int32_t>(from.layers));
   to.set_kv_heads(from.token.kv_heads);
@@ -439,7 +433,7 @@ ResponseMessage EncodeCache(const cache::CacheInfo& info) {
 }
 
 absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request) {
-  RAPT_ASSIGN_OR_RETURN(const DType dtype, ReadCacheType(request.dtype()));
+  RAPT_ASSIGN_OR_RETURN(const DType dtype, ReadFloatType("dtype", request.dtype()));
   if (!v1::Storage_IsValid(request.storage())) {
     return UnknownValue("storage", request.storage(), "STORAGE_PLAIN (0) or STORAGE_INT8 (1)");
   }

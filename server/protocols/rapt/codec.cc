@@ -168,30 +168,6 @@ absl::Status ReadTensors(const pb::Message& message, absl::Span<const Role> role
   return absl::OkStatus();
 }
 
-absl::Status ReadLayout(v1::Layout layout, Layout& out) {
-  out = static_cast<Layout>(layout);
-  if (v1::Layout_IsValid(layout)) return absl::OkStatus();
-  return UnknownValue("attention.layout", layout,
-                      "LAYOUT_UNSPECIFIED (0), BHSD (1), BSHD (2) or BSE (3)");
-}
-
-absl::Status ReadAlignment(v1::Alignment alignment, Alignment& out) {
-  out = static_cast<Alignment>(alignment);
-  if (v1::Alignment_IsValid(alignment)) return absl::OkStatus();
-  return UnknownValue("attention.alignment", alignment,
-                      "TOP_LEFT (0), BOTTOM_RIGHT (1) or ONNX (2)");
-}
-
-// "DOT_PRODUCT (0) or ADDITIVE (1)"
-std::string ChoicesOf(const pb::EnumDescriptor& type) {
-  std::string text;
-  for (int n = 0; n < type.value_count(); ++n) {
-    const char* separator = n == 0 ? "" : n + 1 == type.value_count() ? " or " : ", ";
-    absl::StrAppend(&text, separator, type.value(n)->name(), " (", type.value(n)->number(), ")");
-  }
-  return text;
-}
-
 template <typename T>
 absl::Status ReadValue(const pb::Message& message, const Field* field, const AttributeInfo& info,
                        T& out) {
@@ -529,8 +505,8 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v
 }
 
 absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
-  RAPT_RETURN_IF_ERROR(ReadLayout(attention.layout(), call.layout));
-  RAPT_RETURN_IF_ERROR(ReadAlignment(attention.alignment(), call.alignment));
+  RAPT_RETURN_IF_ERROR(ReadChoice("attention.layout", attention.layout(), call.layout));
+  RAPT_RETURN_IF_ERROR(ReadChoice("attention.alignment", attention.alignment(), call.alignment));
   for (const AttributeInfo& info : Attributes()) {
     RAPT_RETURN_IF_ERROR(ReadAttribute(info, attention, call));
   }
@@ -542,13 +518,17 @@ absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
 }
 
 absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>& out) {
-  if (!v1::ScoreOutput_IsValid(output)) {
-    return UnknownValue(
-        "score_output", output,
-        "SCORE_OUTPUT_NONE (0), SCORES (1), SOFTCAPPED (2), BIASED (3) or WEIGHTS (4)");
+  if (output == v1::SCORE_OUTPUT_NONE) return absl::OkStatus();
+  return ReadChoice("score_output", output, out.emplace(), v1::SCORES);
+}
+
+std::string ChoicesOf(const pb::EnumDescriptor& type) {
+  std::string text;
+  for (int n = 0; n < type.value_count(); ++n) {
+    const char* separator = n == 0 ? "" : n + 1 == type.value_count() ? " or " : ", ";
+    absl::StrAppend(&text, separator, type.value(n)->name(), " (", type.value(n)->number(), ")");
   }
-  if (output != v1::SCORE_OUTPUT_NONE) out = static_cast<ScoreOutput>(output - v1::SCORES);
-  return absl::OkStatus();
+  return text;
 }
 
 absl::Status UnknownValue(absl::string_view field, int value, absl::string_view allowed) {
@@ -577,6 +557,12 @@ v1::DataType CodeOf(DType dtype) {
 std::optional<DType> ToDType(v1::DataType code) {
   if (code < v1::FP32 || !v1::DataType_IsValid(code)) return std::nullopt;
   return static_cast<DType>(code - v1::FP32);
+}
+
+absl::StatusOr<DType> ReadFloatType(absl::string_view field, v1::DataType code) {
+  const std::optional<DType> dtype = ToDType(code);
+  if (dtype && IsFloat(*dtype)) return *dtype;
+  return Invalid(field, " is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64");
 }
 
 }  // namespace rapt::native

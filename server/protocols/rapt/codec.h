@@ -83,6 +83,18 @@ absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>&
 // "direction is 7; it must be KEYS_STREAM (1) or QUERIES_STREAM (2)"
 absl::Status UnknownValue(absl::string_view field, int value, absl::string_view allowed);
 
+// "DOT_PRODUCT (0) or ADDITIVE (1)"
+std::string ChoicesOf(const google::protobuf::EnumDescriptor& type);
+
+// Reads an enumeration of choices.h, which has the protocol's values from `first` on.
+template <typename Choice, typename Code>
+absl::Status ReadChoice(absl::string_view field, Code code, Choice& out, int first = 0) {
+  const google::protobuf::EnumDescriptor& type = *google::protobuf::GetEnumDescriptor<Code>();
+  if (type.FindValueByNumber(code) == nullptr) return UnknownValue(field, code, ChoicesOf(type));
+  out = static_cast<Choice>(code - first);
+  return absl::OkStatus();
+}
+
 // "INT32"; the number of an enum value that this server does not know.
 std::string NameOf(v1::DataType code);
 
@@ -99,8 +111,10 @@ std::string EndOf(const Result& result) {
   return fields.SerializeAsString();
 }
 
-// Returns the library's type, or nullopt for integers, unknown codes and the unspecified code.
+// Returns nullopt for unknown codes and the unspecified code.
 std::optional<DType> ToDType(v1::DataType code);
+// Returns InvalidArgument, which names the field, for others than float types.
+absl::StatusOr<DType> ReadFloatType(absl::string_view field, v1::DataType code);
 v1::DataType CodeOf(DType dtype);
 
 }  // namespace rapt::native

@@ -54,37 +54,12 @@ const InputField& FieldAt(int number) {
                        [&](const InputField& field) { return field.number == number; });
 }
 
-absl::Status ReadRule(v1::UpdateRule rule, UpdateRule& out) {
-  if (!v1::UpdateRule_IsValid(rule)) {
-    return UnknownValue("update_rule", rule,
-                        "UPDATE_GATED_DELTA (0), UPDATE_LINEAR (1), UPDATE_GATED (2) or "
-                        "UPDATE_DELTA (3)");
-  }
-  out = static_cast<UpdateRule>(rule);
-  return absl::OkStatus();
-}
-
-absl::Status ReadFeatureMap(v1::FeatureMap map, FeatureMap& out) {
-  if (!v1::FeatureMap_IsValid(map)) {
-    return UnknownValue("feature_map", map,
-                        "FEATURE_MAP_NONE (0), FEATURE_MAP_ELU1 (1), FEATURE_MAP_RELU (2) or "
-                        "FEATURE_MAP_FAVOR (3)");
-  }
-  out = static_cast<FeatureMap>(map);
-  return absl::OkStatus();
-}
-
-absl::Status ReadStateType(v1::DataType code, std::optional<DType>& out) {
-  if (code == v1::DATA_TYPE_UNSPECIFIED) return absl::OkStatus();
-  out = ToDType(code);
-  if (out && IsFloat(*out)) return absl::OkStatus();
-  return Invalid("state_type is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64");
-}
-
 absl::Status ReadAttributes(const Message& fields, LinearAttentionCall& call) {
-  RAPT_RETURN_IF_ERROR(ReadRule(fields.update_rule(), call.update_rule));
-  RAPT_RETURN_IF_ERROR(ReadFeatureMap(fields.feature_map(), call.feature_map));
-  RAPT_RETURN_IF_ERROR(ReadStateType(fields.state_type(), call.state_type));
+  RAPT_RETURN_IF_ERROR(ReadChoice("update_rule", fields.update_rule(), call.update_rule));
+  RAPT_RETURN_IF_ERROR(ReadChoice("feature_map", fields.feature_map(), call.feature_map));
+  if (fields.state_type() != v1::DATA_TYPE_UNSPECIFIED) {
+    RAPT_ASSIGN_OR_RETURN(call.state_type, ReadFloatType("state_type", fields.state_type()));
+  }
   call.q_num_heads = fields.q_num_heads();
   call.kv_num_heads = fields.kv_num_heads();
   call.scale = fields.scale();

@@ -70,9 +70,7 @@ int64_t OrDefault(int64_t size, int64_t value) { return size == 0 ? value : size
 absl::StatusOr<DType> ReadType(const v1::EstimateMemoryRequest& request, DType unspecified) {
   const v1::DataType code = request.dtype();
   if (code == v1::DATA_TYPE_UNSPECIFIED) return unspecified;
-  const std::optional<DType> dtype = ToDType(code);
-  if (dtype && IsFloat(*dtype)) return *dtype;
-  return Invalid("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64");
+  return ReadFloatType("dtype", code);
 }
 
 // Returns the problem without its length.
