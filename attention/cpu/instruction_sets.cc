@@ -17,11 +17,9 @@ struct Entry {
 };
 
 constexpr Entry kEntries[] = {
-    {"amx", HasAmxBf16, &kAmxKernels},
-    {"avx512_bf16", HasFastAvx512Bf16, &kAvx512Bf16Kernels},
-    {"avx512", HasX8664V4, &kAvx512Kernels},
-    {"avx2", HasX8664V3, &kAvx2Kernels},
-    {"portable", [] { return true; }, &kPortableKernels},
+#define RAPT_INSTRUCTION_SET(set, name, detected) {#set, detected, &k##name##Kernels},
+#include "attention/cpu/instruction_sets.def"
+#undef RAPT_INSTRUCTION_SET
 };
 
 }  // namespace

@@ -5,6 +5,9 @@
 
 namespace rapt::cpu {
 
+// The baseline of the whole build.
+inline bool HasBaseline() { return true; }
+
 // Return whether all instructions of -march=x86-64-v3 and -march=x86-64-v4 are supported.
 bool HasX8664V3();
 bool HasX8664V4();

@@ -12,11 +12,9 @@ struct Entry {
 };
 
 constexpr Entry kEntries[] = {
-    {"amx", &cpu::kAmxProjectionKernels},
-    {"avx512_bf16", &cpu::kAvx512Bf16ProjectionKernels},
-    {"avx512", &cpu::kAvx512ProjectionKernels},
-    {"avx2", &cpu::kAvx2ProjectionKernels},
-    {"portable", &cpu::kPortableProjectionKernels},
+#define RAPT_INSTRUCTION_SET(set, name, detected) {#set, &cpu::k##name##ProjectionKernels},
+#include "attention/cpu/instruction_sets.def"
+#undef RAPT_INSTRUCTION_SET
     {"", &cpu::kPortableProjectionKernels},
 };
 

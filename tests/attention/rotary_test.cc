@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "attention/cpu/kernels.h"
-#include "attention/cpu/machine.h"
+#include "attention/cpu/instruction_sets.h"
 #include "attention/mechanism/softmax/chunked.h"
 #include "attention/rotary/angles.h"
 #include "attention/rotary/checks.h"
@@ -496,9 +495,10 @@ TEST(RotaryErrorTest, ChunkedCallsHaveNoIdsAndNoCacheByToken) {
 
 // Kernels round as RotateRow() does.
 TEST(RotateRowTest, AllInstructionSetsReturnTheSameBits) {
-  std::vector<RotateFunction> functions = {cpu::kPortableKernels.rotate};
-  if (cpu::HasX8664V3()) functions.push_back(cpu::kAvx2Kernels.rotate);
-  if (cpu::HasX8664V4()) functions.push_back(cpu::kAvx512Kernels.rotate);
+  std::vector<RotateFunction> functions;
+  for (const InstructionSet& set : cpu::InstructionSets()) {
+    if (set.available) functions.push_back(cpu::Kernels(set.name).rotate);
+  }
   Rng rng(kSeed);
   for (const DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     for (const int64_t pairs : {1, 5, 16, 33, 64}) {
