@@ -120,9 +120,11 @@ dev_sanitize() {
       dev_sanitize tsan
       dev_sanitize thread-safety
       ;;
-    asan)
+    asan | quick)
       build_preset asan
-      UBSAN_OPTIONS=print_stacktrace=1 run_tests asan --label-exclude conformance
+      local excluded=conformance
+      [ "$1" = asan ] || excluded+='|exhaustive'
+      UBSAN_OPTIONS=print_stacktrace=1 run_tests asan --label-exclude "$excluded"
       ;;
     tsan)
       build_preset tsan
@@ -133,6 +135,6 @@ dev_sanitize() {
       build_preset clang-thread-safety
       echo "thread-safety: clean"
       ;;
-    *) die "unknown sanitizer '$1'; use asan, tsan or thread-safety" ;;
+    *) die "unknown sanitizer '$1'; use asan, quick, tsan or thread-safety" ;;
   esac
 }
