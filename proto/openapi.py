@@ -324,6 +324,11 @@ def add_rapt(paths):
         {"call": QKV, "dy": QKV["q"]})  # fmt: skip
     add("post", "linear-attend", "Linear attention", "LinearAttendResponse", "LinearAttendRequest",
         {"query": ROW, "key": ROW, "value": ROW, "qNumHeads": 1, "kvNumHeads": 1, "updateRule": "UPDATE_LINEAR"})  # fmt: skip
+    add("post", "lsh-attend", "Attention by locality-sensitive hashing", "LshAttendResponse", "LshAttendRequest",
+        {"qk": QKV["q"], "v": QKV["v"], "chunkLength": 4, "seed": 1})  # fmt: skip
+    add("post", "rotary-embed", "Rotary embedding of positions", "RotaryEmbedResponse", "RotaryEmbedRequest",
+        {"x": QKV["q"], "ropeTheta": 10000})  # fmt: skip
+    add("post", "encode-positions", "Positional encoding", "EncodePositionsResponse", "EncodePositionsRequest", {"x": ROW})
     add("post", "diagnose", "Analyzes a call whose result looks wrong", "DiagnoseResponse", "DiagnoseRequest", {"call": QKV})
     add("post", "estimate-memory", "The memory that attention takes", "EstimateMemoryResponse", "EstimateMemoryRequest",
         {"batch": 1, "queryHeads": 8, "lengths": [1024, 4096]})  # fmt: skip

@@ -32,10 +32,10 @@ struct LshFlags {
   CallerFlags caller;
 
   std::vector<Flag> Table() {
-    static constexpr absl::string_view kForms[] = {"reformer", "simple"};
     std::vector<Flag> table = {
         {"lsh", "FORM", "reformer: queries are keys; simple: as in tutorials",
-         NamedChoice{kForms, [this](size_t index) { call.form = static_cast<LshForm>(index); }},
+         NamedChoice{kNamesOf<LshForm>,
+                     [this](size_t index) { call.form = static_cast<LshForm>(index); }},
          '\0', true},
         {"q", "FILE", "[S, D] or [B, H, S, D]: queries, and keys unless --lsh simple", &q, '\0',
          true},

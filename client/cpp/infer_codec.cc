@@ -71,7 +71,7 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call) {
   RAPT_RETURN_IF_ERROR(AddInput("rotations", call.rotations, request));
   RAPT_RETURN_IF_ERROR(AddLengths(call.key_lengths, request));
   auto& parameters = *request.mutable_parameters();
-  parameters["form"].set_string_param(call.form == LshForm::kSimple ? "simple" : "reformer");
+  parameters["form"].set_string_param(std::string(NameOf(call.form)));
   parameters["num_hashes"].set_int64_param(call.num_hashes);
   parameters["num_buckets"].set_int64_param(call.num_buckets);
   parameters["chunk_length"].set_int64_param(call.chunk_length);

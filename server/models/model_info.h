@@ -10,21 +10,12 @@
 
 #include "absl/strings/string_view.h"
 #include "attention/layer/layer.h"
-#include "attention/roles.h"
-#include "attention/tensor_view.h"
+#include "attention/operators/operator_schema.h"
 #include "server/request.h"
 
 namespace rapt {
 
-struct ModelTensor {
-  absl::string_view name;
-  Role role;    // in Request
-  DType dtype;  // if several are accepted, the one that tools should use
-  int rank;     // likewise
-  bool required = false;
-  bool unlisted = false;  // as RoleInfo::unlisted
-  int64_t size = -1;      // of the last axis; -1: any
-};
+using ModelTensor = TensorSchema;
 
 // Of a layer it is made when it is loaded. The weights stay, and stay charged to the budget, until
 // the last call that holds it has ended.

@@ -87,6 +87,18 @@ constexpr FieldBounds kTable[] = {
     {"rapt.v1.LinearAttendRequest.seed", kAll},
     {"rapt.v1.LinearAttendRequest.error_rows", kAxis, kByDecoder},
     {"rapt.v1.LinearAttendRequest.priority", kAll},
+    {"rapt.v1.LshAttendRequest.nonpad_kv_seqlen", kAxis, kByDecoder},
+    {"rapt.v1.LshAttendRequest.num_hashes", kAxis, kByDecoder},
+    {"rapt.v1.LshAttendRequest.num_buckets", kAxis, kByDecoder},
+    {"rapt.v1.LshAttendRequest.chunk_length", kNotNegative, kByDecoder},
+    {"rapt.v1.LshAttendRequest.chunks_before", kNotNegative, kByDecoder},
+    {"rapt.v1.LshAttendRequest.chunks_after", kNotNegative, kByDecoder},
+    {"rapt.v1.LshAttendRequest.seed", kAll},
+    {"rapt.v1.LshAttendRequest.priority", kAll},
+    {"rapt.v1.RotaryEmbedRequest.num_heads", kAxis, kByDecoder},
+    {"rapt.v1.RotaryEmbedRequest.rotary_embedding_dim", kAxis, kByDecoder},
+    {"rapt.v1.RotaryEmbedRequest.priority", kAll},
+    {"rapt.v1.EncodePositionsRequest.priority", kAll},
 
     // rapt/v1/cache.proto. A generation is compared; the places of tokens are, with what the layer
     // has.

@@ -20,7 +20,8 @@
 #include "server/protocols/message_parts.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/rapt/codec.h"
-#include "server/protocols/rapt/linear_codec.h"
+#include "server/protocols/rapt/linear_stream.h"
+#include "server/protocols/rapt/operator_codec.h"
 #include "server/protocols/response_size.h"
 #include "tests/support/wire_message.h"
 
@@ -101,13 +102,17 @@ void Diagnose(const MessageBytes& message, const SharedMemory& shared_memory) {
   if (!status.ok()) CheckRefusal(status);
 }
 
-void LinearAttend(const MessageBytes& message, const SharedMemory& shared_memory) {
-  auto request = native::DecodeLinear(message, shared_memory);
+void Operator(const native::OperatorCodec& codec, const MessageBytes& message,
+              const SharedMemory& shared_memory) {
+  auto request = codec.Decode(message, shared_memory);
   if (!request.ok()) return CheckRefusal(request.status());
   const auto op = request->tensor_operator;
+  const RoleSet outputs = request->Outputs();
   const Result result = Compute(*std::move(request));
   if (!result.status.ok()) return CheckRefusal(result.status);
-  CheckResponse<v1::LinearAttendResponse>(native::EncodeLinear(*op, result));
+  const std::unique_ptr<google::protobuf::Message> response(codec.response().New());
+  RAPT_CHECK(response->ParseFromString(test::Gather(codec.Encode(*op, outputs, result))),
+             "the response cannot be parsed");
 }
 
 // Of a stream whose messages all have the tokens of the first one.
@@ -136,7 +141,7 @@ void LinearAttendStream(const std::string& bytes, int64_t slice_bytes) {
 void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   const test::WireMessage message(bytes, slice_bytes);
   const SharedMemory shared_memory({});
-  switch (kind % 6) {
+  switch (kind % 9) {
     case 0:
       Infer(message.bytes(), shared_memory);
       break;
@@ -150,10 +155,19 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
       Attend<v1::AttendBackwardResponse>(message.bytes(), shared_memory, native::DecodeBackward);
       break;
     case 4:
-      LinearAttend(message.bytes(), shared_memory);
+      Operator(native::CodecOf("LinearAttend"), message.bytes(), shared_memory);
+      break;
+    case 5:
+      LinearAttendStream(bytes, slice_bytes);
+      break;
+    case 6:
+      Operator(native::CodecOf("LshAttend"), message.bytes(), shared_memory);
+      break;
+    case 7:
+      Operator(native::CodecOf("RotaryEmbed"), message.bytes(), shared_memory);
       break;
     default:
-      LinearAttendStream(bytes, slice_bytes);
+      Operator(native::CodecOf("EncodePositions"), message.bytes(), shared_memory);
   }
   RAPT_CHECK(TheServer().gate.reserved_bytes() == 0, "a completed request holds memory");
 }

@@ -508,6 +508,28 @@ v1::LinearAttendRequest FavorMessage() {
   return request;
 }
 
+v1::LshAttendRequest LshMessage() {
+  v1::LshAttendRequest request;
+  *request.mutable_qk() = *request.mutable_v() = Ones({1, kHeads, 8, kSize});
+  request.set_chunk_length(4);
+  request.set_seed(1);
+  return request;
+}
+
+v1::RotaryEmbedRequest RotaryMessage() {
+  v1::RotaryEmbedRequest request;
+  *request.mutable_x() = Ones({1, 3, kHeads * kSize});
+  request.set_num_heads(kHeads);
+  request.set_rope_theta(10000);
+  return request;
+}
+
+v1::EncodePositionsRequest PositionsMessage() {
+  v1::EncodePositionsRequest request;
+  *request.mutable_x() = Ones({1, 3, kSize});
+  return request;
+}
+
 std::vector<std::unique_ptr<Message>> StreamMessages(v1::StreamDirection direction) {
   std::vector<std::unique_ptr<Message>> messages;
   auto& header = *static_cast<v1::AttendStreamRequest*>(
@@ -776,6 +798,13 @@ TEST_F(BoundsTest, LinearAttention) {
     messages.push_back(std::make_unique<v1::LinearAttendRequest>(later));
     talk.Call<v1::LinearAttendResponse>(native + "LinearAttendStream", std::move(messages));
   });
+}
+
+TEST_F(BoundsTest, OtherOperators) {
+  const std::string native = kNative;
+  TryAllNumbers(Once<v1::LshAttendResponse>(native + "LshAttend", LshMessage()));
+  TryAllNumbers(Once<v1::RotaryEmbedResponse>(native + "RotaryEmbed", RotaryMessage()));
+  TryAllNumbers(Once<v1::EncodePositionsResponse>(native + "EncodePositions", PositionsMessage()));
 }
 
 TEST_F(BoundsTest, Streams) {

@@ -11,6 +11,7 @@
 #include "attention/mechanism/linear/linear_kernels.h"
 #include "attention/mechanism/linear/projection.h"
 #include "attention/mechanism/linear/recurrence.h"
+#include "attention/operators/operator_schema.h"
 #include "attention/score/score_params.h"
 #include "base/invalid.h"
 #include "base/round_up.h"
@@ -20,36 +21,13 @@ namespace rapt {
 namespace linear {
 
 absl::string_view NameOf(Role role) {
-  switch (role) {
-    case Role::kQ:
-      return "query";
-    case Role::kK:
-      return "key";
-    case Role::kV:
-      return "value";
-    case Role::kKeyLengths:
-      return "nonpad_kv_seqlen";
-    case kPastState:
-      return "past_state";
-    case kPastNormalizer:
-      return "past_normalizer";
-    case kDecay:
-      return "decay";
-    case kBeta:
-      return "beta";
-    case kProjection:
-      return "projection";
-    case Role::kY:
-      return "output";
-    case kPresentState:
-      return "present_state";
-    case kPresentNormalizer:
-      return "present_normalizer";
-    case kRelativeError:
-      return "relative_error";
-    default:
-      return "";
+  static const OperatorSchema& schema = *FindOperator("linear_attention");
+  for (const absl::Span<const TensorSchema>& tensors : {schema.inputs, schema.outputs}) {
+    for (const TensorSchema& tensor : tensors) {
+      if (tensor.role == role) return tensor.name;
+    }
   }
+  return "";
 }
 
 }  // namespace linear

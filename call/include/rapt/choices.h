@@ -115,6 +115,8 @@ inline constexpr std::array<absl::string_view, 4> kNamesOf<UpdateRule> = {"gated
 template <>
 inline constexpr std::array<absl::string_view, 4> kNamesOf<FeatureMap> = {"none", "elu1", "relu",
                                                                           "favor"};
+template <>
+inline constexpr std::array<absl::string_view, 2> kNamesOf<LshForm> = {"reformer", "simple"};
 
 template <typename Enum>
 requires(!kNamesOf<Enum>.empty()) constexpr absl::string_view NameOf(Enum value) {

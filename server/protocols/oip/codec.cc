@@ -430,11 +430,13 @@ void RequestOutputs(OutputRequests& all, Calls& calls) {
 // Sets what the call computes.
 void RequestOutputs(Model model, const Parameters& parameters, OutputRequests& all, Calls& calls) {
   if (model == Model::kLayer) return RequestOutputs(all, calls);
+  if (calls.schema != nullptr) {
+    for (const TensorSchema& output : calls.schema->outputs) {
+      if (output.want != nullptr && Contains(all, output.role)) output.want(*calls.call);
+    }
+    return;
+  }
   OperatorCall& call = calls.attention;
-  LinearAttentionCall& linear = calls.linear_attention;
-  linear.wants_present_state = Contains(all, linear::kPresentState);
-  linear.wants_present_normalizer = Contains(all, linear::kPresentNormalizer);
-  calls.lsh_attention.wants_buckets = Contains(all, kLshBuckets);
   if (model == Model::kAttentionBackward) {
     call.gradients.emplace();
     for (const OutputRequest& request : all) call.gradients->Add(request.role);
@@ -445,10 +447,13 @@ void RequestOutputs(Model model, const Parameters& parameters, OutputRequests& a
   call.wants_present = Contains(all, Role::kPresentKey) || Contains(all, Role::kPresentValue);
 }
 
-absl::Status Unavailable(const RequestedOutput& output) {
-  return Invalid("output ", output.name, " is requested; ",
-                 output.role == linear::kRelativeError ? "it needs error_rows"
-                                                       : "there is none with v_head_size");
+absl::Status Unavailable(const RequestedOutput& output, const ModelId& model) {
+  const OperatorSchema* const schema = FindOperator(NameOf(model.kind));
+  return Invalid(
+      "output ", output.name, " is requested; ",
+      schema == nullptr
+          ? "there is none with v_head_size"
+          : absl::StrCat("it needs ", FindTensor(schema->outputs, output.name)->follows));
 }
 
 // Sets the shapes and destinations of the outputs. REQUIRES: the call is resolved.
@@ -457,7 +462,7 @@ absl::Status PlaceOutputs(const InferFields& fields, SharedTensors& shared_tenso
   absl::InlinedVector<const TensorSpec*, 5> in_message, all;
   const RoleSet available = decoded.request.Outputs();
   for (RequestedOutput& output : decoded.outputs) {
-    if (!available.contains(output.role)) return Unavailable(output);
+    if (!available.contains(output.role)) return Unavailable(output, decoded.model);
     output.spec = decoded.request.call.outputs[output.role];
     if (decoded.session) output.spec = SessionOutput(*decoded.session, output.role, output.spec);
     all.push_back(output.shared ? nullptr : &output.spec);
@@ -500,31 +505,15 @@ absl::Status ReadSession(const ModelInferRequest& message, const ModelInfo& mode
   return absl::OkStatus();
 }
 
-template <typename Call, typename Make>
-absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeWith(const OperatorCall& read, Call& call,
-                                                               Make make) {
-  call.inputs = read.inputs;
-  return make(call);
-}
-
 // REQUIRES: the model is not attention's.
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(const ModelInfo& info,
                                                                    Calls& calls) {
-  const ModelId& model = info.model;
-  if (model == Model::kLayer) {
-    return MakeWith(calls.attention, calls.layer,
-                    [&](const LayerCall& call) { return MakeLayerCall(info.layer, call); });
+  if (info.layer == nullptr) {
+    calls.call->inputs() = calls.attention.inputs;
+    return calls.call->Make();
   }
-  if (model == Model::kPositionalEncoding) {
-    return MakeWith(calls.attention, calls.positional_encoding, MakePositionalEncoding);
-  }
-  if (model == Model::kLinearAttention) {
-    return MakeWith(calls.attention, calls.linear_attention, MakeLinearAttention);
-  }
-  if (model == Model::kLshAttention) {
-    return MakeWith(calls.attention, calls.lsh_attention, MakeLshAttention);
-  }
-  return MakeWith(calls.attention, calls.rotary_embedding, MakeRotaryEmbedding);
+  calls.layer.inputs = calls.attention.inputs;
+  return MakeLayerCall(info.layer, calls.layer);
 }
 
 // Checks the call and sets what the request computes.
@@ -551,7 +540,7 @@ absl::Status Decode(std::shared_ptr<const InferFields> fields, const ModelInfo& 
                     DecodedInfer& decoded) {
   const ModelInferRequest& message = fields->message;
   const ModelId& model = info.model;
-  Calls calls;
+  Calls calls(model.kind);
   RAPT_ASSIGN_OR_RETURN(const Parameters parameters,
                         ReadParameters(message.parameters(), model.kind, calls));
   RAPT_ASSIGN_OR_RETURN(OutputRequests requested, ReadOutputs(message, info));

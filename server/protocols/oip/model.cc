@@ -6,9 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "attention/mechanism/linear/linear_attention.h"
-#include "attention/mechanism/lsh/lsh_attention.h"
-#include "attention/positions/tokens.h"
+#include "attention/operators/operator_schema.h"
 #include "attention/roles.h"
 
 namespace rapt::oip {
@@ -40,48 +38,11 @@ ModelInfo AttentionBackward() {
   return model;
 }
 
-// The caches are listed as a caller with ids sends them.
-ModelInfo RotaryEmbedding() {
-  return {.model = Model::kRotaryEmbedding,
-          .inputs = {{"X", kTokens, DType::kFloat32, 4, true},
-                     {"cos_cache", Role::kCosCache, DType::kFloat32, 2},
-                     {"sin_cache", Role::kSinCache, DType::kFloat32, 2},
-                     {"position_ids", Role::kPositionIds, DType::kInt64, 2}},
-          .outputs = {{"Y", Role::kY, DType::kFloat32, 4, true}}};
-}
-
-ModelInfo PositionalEncoding() {
-  return {.model = Model::kPositionalEncoding,
-          .inputs = {{"X", kTokens, DType::kFloat32, 3, true},
-                     {"table", kTokenTable, DType::kFloat32, 2}},
-          .outputs = {{"Y", Role::kY, DType::kFloat32, 3, true}}};
-}
-
-ModelInfo LinearAttention() {
-  const auto tensor = [](Role role, int rank, bool required = false,
-                         DType dtype = DType::kFloat32) {
-    return ModelTensor{linear::NameOf(role), role, dtype, rank, required};
-  };
-  return {
-      .model = Model::kLinearAttention,
-      .inputs = {tensor(Role::kQ, 3, true), tensor(Role::kK, 3, true), tensor(Role::kV, 3, true),
-                 tensor(linear::kPastState, 4), tensor(linear::kDecay, 3), tensor(linear::kBeta, 3),
-                 tensor(Role::kKeyLengths, 1, false, DType::kInt64), tensor(linear::kProjection, 2),
-                 tensor(linear::kPastNormalizer, 3)},
-      .outputs = {tensor(Role::kY, 3, true), tensor(linear::kPresentState, 4),
-                  tensor(linear::kPresentNormalizer, 3), tensor(linear::kRelativeError, 1)}};
-}
-
-// K is of the simple form alone, so that tools which send every listed input could not call it.
-ModelInfo LshAttention() {
-  return {.model = Model::kLshAttention,
-          .inputs = {{"QK", Role::kQ, DType::kFloat32, 4, true},
-                     {"V", Role::kV, DType::kFloat32, 4, true},
-                     {"K", Role::kK, DType::kFloat32, 4, false, true},
-                     {"rotations", kLshRotations, DType::kFloat32, 4},
-                     {"nonpad_kv_seqlen", Role::kKeyLengths, DType::kInt64, 1}},
-          .outputs = {{"Y", Role::kY, DType::kFloat32, 4, true},
-                      {"buckets", kLshBuckets, DType::kInt32, 4}}};
+ModelInfo Operator(Model model) {
+  const OperatorSchema& schema = *FindOperator(NameOf(model));
+  return {.model = model,
+          .inputs = {schema.inputs.begin(), schema.inputs.end()},
+          .outputs = {schema.outputs.begin(), schema.outputs.end()}};
 }
 
 ModelInfo AttentionSession() {
@@ -144,9 +105,13 @@ std::string KnownNames(const Residence& residence) {
 }  // namespace
 
 absl::Span<const ModelInfo> BuiltInModels(const Residence& residence) {
-  static const auto* const models = new std::vector<ModelInfo>{
-      Attention(),       AttentionBackward(), RotaryEmbedding(), PositionalEncoding(),
-      LinearAttention(), LshAttention(),      AttentionSession()};
+  static const auto* const models = new std::vector<ModelInfo>{Attention(),
+                                                               AttentionBackward(),
+                                                               Operator(Model::kRotaryEmbedding),
+                                                               Operator(Model::kPositionalEncoding),
+                                                               Operator(Model::kLinearAttention),
+                                                               Operator(Model::kLshAttention),
+                                                               AttentionSession()};
   absl::Span<const ModelInfo> all = *models;
   if (!residence.sequence_lease) all.remove_suffix(1);
   return all;

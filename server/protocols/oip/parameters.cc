@@ -165,11 +165,6 @@ absl::Status ReadFloatType(absl::string_view name, const InferParameter& value, 
   }
 }
 
-absl::Status ReadStateType(absl::string_view name, const InferParameter& value,
-                           std::optional<DType>& out) {
-  return ReadFloatType(name, value, out.emplace());
-}
-
 // Types narrower than FP32 are accepted and computed in FP32.
 absl::Status ReadSoftmaxPrecision(absl::string_view name, const InferParameter& value,
                                   bool& in_fp64) {
@@ -276,37 +271,25 @@ bool ReadOf(const ParameterReader& parameter, Model model, OperatorCall& call,
          parameter.IsBy(ReadSoftmaxPrecision, "softmax_precision", call.softmax_in_fp64);
 }
 
-bool ReadOf(const ParameterReader& parameter, RotaryEmbeddingCall& out) {
-  return parameter.Is("interleaved", out.interleaved) || parameter.Is("num_heads", out.num_heads) ||
-         parameter.Is("rotary_embedding_dim", out.rotary_embedding_dim) ||
-         parameter.Is("rope_theta", out.rope_theta);
-}
-
-bool ReadOf(const ParameterReader& parameter, PositionalEncodingCall& out) {
-  return parameter.Is("base", out.base);
-}
-
-bool ReadOf(const ParameterReader& parameter, LinearAttentionCall& out) {
-  return parameter.Is("update_rule", kNamesOf<UpdateRule>, out.update_rule) ||
-         parameter.Is("feature_map", kNamesOf<FeatureMap>, out.feature_map) ||
-         parameter.IsBy(ReadStateType, "state_type", out.state_type) ||
-         parameter.Is("q_num_heads", out.q_num_heads) ||
-         parameter.Is("kv_num_heads", out.kv_num_heads) || parameter.Is("scale", out.scale) ||
-         parameter.Is("chunk_size", out.chunk_size) || parameter.Is("is_causal", out.is_causal) ||
-         parameter.Is("normalize", out.normalize) ||
-         parameter.Is("num_features", out.num_features) || parameter.Is("seed", out.seed) ||
-         parameter.Is("error_rows", out.error_rows);
-}
-
-bool ReadOf(const ParameterReader& parameter, LshAttentionCall& out) {
-  static constexpr absl::string_view kForms[] = {"reformer", "simple"};
-  return parameter.Is("form", kForms, out.form) || parameter.Is("num_hashes", out.num_hashes) ||
-         parameter.Is("num_buckets", out.num_buckets) ||
-         parameter.Is("chunk_length", out.chunk_length) ||
-         parameter.Is("chunks_before", out.chunks_before) ||
-         parameter.Is("chunks_after", out.chunks_after) ||
-         parameter.Is("is_causal", out.is_causal) || parameter.Is("scale", out.scale) ||
-         parameter.Is("seed", out.seed);
+// Of the operators with a table.
+bool ReadOf(const ParameterReader& parameter, const OperatorSchema& schema, SchemaCall& call) {
+  return std::any_of(schema.attributes.begin(), schema.attributes.end(),
+                     [&](const AttributeSchema& attribute) {
+                       AttributeValue value = attribute.kind;
+                       const auto read = [&](auto& out) {
+                         using Type = std::decay_t<decltype(out)>;
+                         if constexpr (std::is_same_v<Type, uint8_t>) {
+                           return parameter.Is(attribute.name, attribute.choices, out);
+                         } else if constexpr (std::is_same_v<Type, DType>) {
+                           return parameter.IsBy(ReadFloatType, attribute.name, out);
+                         } else {
+                           return parameter.Is(attribute.name, out);
+                         }
+                       };
+                       if (!std::visit(read, value)) return false;
+                       attribute.set(call, value);
+                       return true;
+                     });
 }
 
 // Triton's longest one.
@@ -360,13 +343,10 @@ bool ReadOwn(const ParameterReader& parameter, Model model, Calls& calls, Parame
     case Model::kAttentionBackward:
       return ReadOf(parameter, model, calls.attention, parameters);
     case Model::kRotaryEmbedding:
-      return ReadOf(parameter, calls.rotary_embedding);
     case Model::kPositionalEncoding:
-      return ReadOf(parameter, calls.positional_encoding);
     case Model::kLinearAttention:
-      return ReadOf(parameter, calls.linear_attention);
     case Model::kLshAttention:
-      return ReadOf(parameter, calls.lsh_attention);
+      return ReadOf(parameter, *calls.schema, *calls.call);
     case Model::kAttentionSession:
       return ReadOfSession(parameter, calls);
     case Model::kLayer:
@@ -386,7 +366,7 @@ bool ReadAny(const ParameterReader& parameter, Model model, Calls& calls, Parame
 
 absl::Status UnknownParameter(absl::string_view name, const InferParameter& value, Model model) {
   absl::Status unused;
-  Calls calls;
+  Calls calls(model);
   Parameters parameters;
   std::vector<absl::string_view> names;
   ReadAny(ParameterReader(name, value, unused, &names), model, calls, parameters);

@@ -5,16 +5,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "attention/layer/layer.h"
-#include "attention/mechanism/linear/linear_attention.h"
-#include "attention/mechanism/lsh/lsh_attention.h"
-#include "attention/positions/positional_encoding.h"
-#include "attention/positions/rotary_embedding.h"
+#include "attention/operators/operator_schema.h"
 #include "google/protobuf/map.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/protocols/oip/session.h"
@@ -36,13 +34,14 @@ struct Parameters {
   uint64_t priority = 0;
 };
 
-// A call of each model; a message has one of them. Their inputs are read into `attention`.
+// A call of each kind of model; a message has one of them. Their inputs are read into `attention`.
 struct Calls {
-  OperatorCall attention;  // and of the backward pass
-  RotaryEmbeddingCall rotary_embedding;
-  PositionalEncodingCall positional_encoding;
-  LinearAttentionCall linear_attention;
-  LshAttentionCall lsh_attention;
+  explicit Calls(Model model)
+      : schema(FindOperator(NameOf(model))), call(schema ? schema->new_call() : nullptr) {}
+
+  OperatorCall attention;            // and of the backward pass
+  const OperatorSchema* schema;      // of another operator, or null
+  std::unique_ptr<SchemaCall> call;  // its call, or null
   LayerCall layer;
   bool average_attn_weights = false;  // of `layer`
   SessionParameters session;          // beside those of `attention` or `layer`

@@ -217,7 +217,7 @@ const wire::MessageSchema& AttendCachedSchema() {
   static const auto* const kFields = [] {
     auto* fields = new std::vector<wire::PayloadField>;
     for (const InputField& field : kAttendInputs) {
-      fields->push_back({field.number, &TensorSchema()});
+      fields->push_back({field.number, &TensorDataSchema()});
     }
     return fields;
   }();
@@ -227,8 +227,8 @@ const wire::MessageSchema& AttendCachedSchema() {
 
 const wire::MessageSchema& AppendSchema() {
   static const auto* const kPartFields =
-      new std::vector<wire::PayloadField>{{v1::AppendPart::kKFieldNumber, &TensorSchema()},
-                                          {v1::AppendPart::kVFieldNumber, &TensorSchema()}};
+      new std::vector<wire::PayloadField>{{v1::AppendPart::kKFieldNumber, &TensorDataSchema()},
+                                          {v1::AppendPart::kVFieldNumber, &TensorDataSchema()}};
   static const wire::MessageSchema kPartSchema = {*kPartFields};
   static const auto* const kFields =
       new std::vector<wire::PayloadField>{{v1::AppendRequest::kPartsFieldNumber, &kPartSchema}};

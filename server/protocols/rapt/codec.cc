@@ -36,8 +36,6 @@ namespace {
 using Message = v1::AttendRequest;
 using BackwardMessage = v1::AttendBackwardRequest;
 
-constexpr size_t kMaxRank = 4;
-
 constexpr int kDataField = 3;      // of Tensor
 constexpr int kCallField = 1;      // of AttendBackwardRequest and DiagnoseRequest
 constexpr int kBackwardField = 2;  // of DiagnoseRequest
@@ -395,7 +393,7 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
 
 }  // namespace
 
-const wire::MessageSchema& TensorSchema() { return kTensorSchema; }
+const wire::MessageSchema& TensorDataSchema() { return kTensorSchema; }
 const wire::MessageSchema& AttendSchema() { return ColumnsOfTables().attend_schema; }
 const wire::MessageSchema& BackwardSchema() { return ColumnsOfTables().backward_schema; }
 const wire::MessageSchema& DiagnoseSchema() { return ColumnsOfTables().diagnose_schema; }
@@ -481,11 +479,13 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
 }
 
 absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v1::Tensor& tensor,
-                                      SharedTensors* shared_tensors, InputBytes& data) {
+                                      SharedTensors* shared_tensors, InputBytes& data,
+                                      size_t max_rank) {
   RAPT_ASSIGN_OR_RETURN(const DType type, ReadType(role, name, tensor.dtype()));
   // Checked before the shape is copied and printed: it may be as long as a message.
-  if (static_cast<size_t>(tensor.shape_size()) > kMaxRank) {
-    return Invalid(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most 4");
+  if (static_cast<size_t>(tensor.shape_size()) > max_rank) {
+    return Invalid(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most ",
+                   max_rank);
   }
   const bool is_converted = role == Role::kMask && IsInteger(type);
   TensorSpec spec = {is_converted ? DType::kBool : type,

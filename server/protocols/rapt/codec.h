@@ -26,7 +26,7 @@ struct DecodedCall {
 };
 
 // The field of Tensor that holds data.
-const wire::MessageSchema& TensorSchema();
+const wire::MessageSchema& TensorDataSchema();
 
 // The fields of AttendRequest, AttendBackwardRequest and DiagnoseRequest that hold tensor data. The
 // first call aborts if rapt.v1 lacks a field that the tables of the attention library name.
@@ -69,7 +69,8 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
 
 // The same for a tensor that a message gives another name.
 absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v1::Tensor& tensor,
-                                      SharedTensors* shared_tensors, InputBytes& data);
+                                      SharedTensors* shared_tensors, InputBytes& data,
+                                      size_t max_rank = 4);
 
 // Appends a tensor as field number `field` of a response. `place`: where its data was written
 // instead, or null.

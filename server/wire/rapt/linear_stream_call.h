@@ -2,7 +2,7 @@
 #ifndef RAPT_SERVER_WIRE_RAPT_LINEAR_STREAM_CALL_H_
 #define RAPT_SERVER_WIRE_RAPT_LINEAR_STREAM_CALL_H_
 
-#include "server/protocols/rapt/linear_codec.h"
+#include "server/protocols/rapt/linear_stream.h"
 #include "server/wire/rapt/stepwise_call.h"
 
 namespace rapt::native {

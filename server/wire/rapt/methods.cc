@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "server/protocols/rapt/codec.h"
-#include "server/protocols/rapt/linear_codec.h"
+#include "server/protocols/rapt/operator_codec.h"
 #include "server/protocols/rapt/reports.h"
 #include "server/protocols/response_size.h"
 #include "server/wire/rapt/attend_stream_call.h"
@@ -53,17 +53,18 @@ class AttendHandler final : public MessageHandler {
   v1::OutputPlaces places_;
 };
 
-class LinearHandler final : public MessageHandler {
+class OperatorHandler final : public MessageHandler {
  public:
-  explicit LinearHandler(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
+  OperatorHandler(const OperatorCodec& codec, const SharedMemory& shared_memory)
+      : codec_(codec), shared_memory_(shared_memory) {}
 
  private:
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<Request> request = DecodeLinear(message, shared_memory_);
+    absl::StatusOr<Request> request = codec_.Decode(message, shared_memory_);
     if (!request.ok()) return call.End(request.status());
     operator_ = request->tensor_operator;
-    const absl::StatusOr<int64_t> encoding =
-        call.EncodingBytes(OutputsOf(*operator_, request->Outputs()));
+    outputs_ = request->Outputs();
+    const absl::StatusOr<int64_t> encoding = call.EncodingBytes(OutputsOf(*operator_, outputs_));
     if (!encoding.ok()) return call.End(encoding.status());
     request->encoding_bytes = *encoding;
     call.call().Bind(*request);
@@ -74,11 +75,13 @@ class LinearHandler final : public MessageHandler {
   void OnResult(Result result, MethodCall& call) const {
     call.call().Record(result);
     if (!result.status.ok()) return call.End(std::move(result.status));
-    call.Respond(EncodeLinear(*operator_, result));
+    call.Respond(codec_.Encode(*operator_, outputs_, result));
   }
 
+  const OperatorCodec& codec_;
   const SharedMemory& shared_memory_;
   std::shared_ptr<const TensorOperator> operator_;
+  RoleSet outputs_;
 };
 
 class DiagnoseHandler final : public MessageHandler {
@@ -147,12 +150,14 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
       observe_attend_(observe(MethodName("Attend"))),
       observe_attend_backward_(observe(MethodName("AttendBackward"))),
       observe_attend_stream_(observe(MethodName("AttendStream"))),
-      observe_linear_attend_(observe(MethodName("LinearAttend"))),
       observe_linear_attend_stream_(observe(MethodName("LinearAttendStream"))),
       observe_diagnose_(observe(MethodName("Diagnose"))),
       observe_estimate_memory_(observe(MethodName("EstimateMemory"))),
       observe_get_server_info_(observe(MethodName("GetServerInfo"))) {
   AttendSchema();  // checks the tables at startup, not at the first request
+  for (const OperatorMethod& method : OperatorMethods()) {
+    observe_operators_.push_back(observe(MethodName(method.name)));
+  }
 }
 
 void Methods::AddTo(UnaryMethods& methods) {
@@ -164,9 +169,13 @@ void Methods::AddTo(UnaryMethods& methods) {
                                          return std::make_unique<AttendHandler>(DecodeBackward,
                                                                                 shared_memory_);
                                        }};
-  methods[PathOf("LinearAttend")] = {.observe = observe_linear_attend_, .new_handler = [this] {
-                                       return std::make_unique<LinearHandler>(shared_memory_);
-                                     }};
+  for (size_t n = 0; n < OperatorMethods().size(); ++n) {
+    const OperatorMethod& method = OperatorMethods()[n];
+    methods[PathOf(method.name)] = {
+        .observe = observe_operators_[n], .new_handler = [this, &method] {
+          return std::make_unique<OperatorHandler>(method.codec, shared_memory_);
+        }};
+  }
   methods[PathOf("Diagnose")] = {.observe = observe_diagnose_, .new_handler = [this] {
                                    return std::make_unique<DiagnoseHandler>(shared_memory_);
                                  }};

@@ -3,6 +3,8 @@
 #ifndef RAPT_SERVER_WIRE_RAPT_METHODS_H_
 #define RAPT_SERVER_WIRE_RAPT_METHODS_H_
 
+#include <vector>
+
 #include "absl/status/status.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/cache/cache_store.h"
@@ -45,8 +47,9 @@ class Methods {
   const ModelRepository* const repository_;
   const cache::CacheStore* const caches_;
   const CallObserver observe_attend_, observe_attend_backward_, observe_attend_stream_,
-      observe_linear_attend_, observe_linear_attend_stream_, observe_diagnose_,
-      observe_estimate_memory_, observe_get_server_info_;
+      observe_linear_attend_stream_, observe_diagnose_, observe_estimate_memory_,
+      observe_get_server_info_;
+  std::vector<CallObserver> observe_operators_;  // in the order of OperatorMethods()
 };
 
 }  // namespace rapt::native

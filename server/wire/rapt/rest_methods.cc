@@ -215,6 +215,9 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
   add("POST", "/rapt/v1/attend", kServiceName, "Attend");
   add("POST", "/rapt/v1/attend-backward", kServiceName, "AttendBackward");
   add("POST", "/rapt/v1/linear-attend", kServiceName, "LinearAttend");
+  add("POST", "/rapt/v1/lsh-attend", kServiceName, "LshAttend");
+  add("POST", "/rapt/v1/rotary-embed", kServiceName, "RotaryEmbed");
+  add("POST", "/rapt/v1/encode-positions", kServiceName, "EncodePositions");
   add("POST", "/rapt/v1/estimate-memory", kServiceName, "EstimateMemory");
   add("POST", "/rapt/v1/diagnose", kServiceName, "Diagnose");
   add("GET", "/rapt/v1/caches", kCacheServiceName, "List");

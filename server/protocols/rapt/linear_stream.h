@@ -1,6 +1,6 @@
-// Converts the messages of LinearAttend and LinearAttendStream to the engine's requests and back.
-#ifndef RAPT_SERVER_PROTOCOLS_RAPT_LINEAR_CODEC_H_
-#define RAPT_SERVER_PROTOCOLS_RAPT_LINEAR_CODEC_H_
+// The requests of a LinearAttendStream.
+#ifndef RAPT_SERVER_PROTOCOLS_RAPT_LINEAR_STREAM_H_
+#define RAPT_SERVER_PROTOCOLS_RAPT_LINEAR_STREAM_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -10,30 +10,18 @@
 #include "absl/status/statusor.h"
 #include "attention/mechanism/linear/linear_attention.h"
 #include "attention/tensor_operator.h"
-#include "base/wire_format.h"
 #include "server/protocols/message_parts.h"
 #include "server/request.h"
-#include "server/shared_memory/shared_memory.h"
 
 namespace rapt::native {
-
-// The fields of LinearAttendRequest that hold tensor data.
-const wire::MessageSchema& LinearSchema();
-
-// As DecodeAttend(). ResourceExhausted if the response would exceed the largest message.
-absl::StatusOr<Request> DecodeLinear(const MessageBytes& message,
-                                     const SharedMemory& shared_memory);
-
-// Encodes the LinearAttendResponse. REQUIRES: result.status is OK; `result` is that of `op`.
-ResponseMessage EncodeLinear(const TensorOperator& op, const Result& result);
 
 // The requests of one LinearAttendStream: each continues the state of the one before. Not
 // thread-safe.
 class LinearStream {
  public:
   // Decodes the next message, which outlives the request, as does this object. InvalidArgument as
-  // DecodeLinear(), and if a later message sets what only the first one may; nothing may be in
-  // shared memory. No message may follow one that failed.
+  // OperatorCodec::Decode(), and if a later message sets what only the first one may; nothing may
+  // be in shared memory. No message may follow one that failed.
   absl::StatusOr<Request> Decode(const MessageBytes& message);
 
   // Keeps the state and encodes the LinearAttendResponse. REQUIRES: result.status is OK; `result`
@@ -58,4 +46,4 @@ class LinearStream {
 
 }  // namespace rapt::native
 
-#endif  // RAPT_SERVER_PROTOCOLS_RAPT_LINEAR_CODEC_H_
+#endif  // RAPT_SERVER_PROTOCOLS_RAPT_LINEAR_STREAM_H_

@@ -1,0 +1,109 @@
+// The operators other than attention, as tables: names, tensors and attributes. Protocols read and
+// describe every call by them. An operator is a call's struct, a function that makes the operator
+// of it, and a table here.
+#ifndef RAPT_ATTENTION_OPERATORS_OPERATOR_SCHEMA_H_
+#define RAPT_ATTENTION_OPERATORS_OPERATOR_SCHEMA_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <variant>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "attention/roles.h"
+#include "attention/tensor_operator.h"
+#include "rapt/choices.h"
+
+namespace rapt {
+
+// A call of an operator, before it is checked.
+class SchemaCall {
+ public:
+  virtual ~SchemaCall() = default;
+
+  virtual InputMap<std::optional<TensorSpec>>& inputs() = 0;
+  // Checks the call. InvalidArgument as the operator's function has it.
+  virtual absl::StatusOr<std::shared_ptr<const TensorOperator>> Make() const = 0;
+};
+
+// With the struct of the operator.
+template <typename Call>
+class TypedCall : public SchemaCall {
+ public:
+  InputMap<std::optional<TensorSpec>>& inputs() final { return call.inputs; }
+
+  Call call;
+};
+
+struct TensorSchema {
+  absl::string_view name;
+  Role role;    // in Arguments
+  DType dtype;  // if several are accepted, the one that tools should use
+  int rank;     // likewise
+  bool required = false;
+  bool unlisted = false;  // as RoleInfo::unlisted
+  int64_t size = -1;      // of the last axis; -1: any
+  // Of an output that a call has only if it is asked for: asks for it.
+  void (*want)(SchemaCall&) = nullptr;
+  // Of one that an attribute asks for: the attribute.
+  absl::string_view follows = {};
+};
+
+// A choice is the index of its name, uint8_t.
+using AttributeValue = std::variant<bool, int64_t, uint64_t, double, DType, uint8_t>;
+
+struct AttributeSchema {
+  absl::string_view name;
+  AttributeValue kind;  // a value of the attribute's type
+  absl::Span<const absl::string_view> choices;
+  void (*set)(SchemaCall&, const AttributeValue&);  // REQUIRES: a value of that type
+};
+
+struct OperatorSchema {
+  absl::string_view name;
+  absl::Span<const TensorSchema> inputs, outputs;
+  absl::Span<const AttributeSchema> attributes;
+  std::unique_ptr<SchemaCall> (*new_call)();
+};
+
+absl::Span<const OperatorSchema> OperatorSchemas();
+
+// Returns null if there is none of this name.
+const OperatorSchema* FindOperator(absl::string_view name);
+
+// --- Rows of the tables ---
+
+template <typename Call, typename T>
+Call CallOfMember(T Call::*);
+template <typename Call, typename T>
+T TypeOfMember(T Call::*);
+template <typename T>
+T WithoutOptional(const T&);
+template <typename T>
+T WithoutOptional(const std::optional<T>&);
+
+template <auto kMember>
+constexpr AttributeSchema AttributeOf(absl::string_view name) {
+  using Call = decltype(CallOfMember(kMember));
+  using Type = decltype(WithoutOptional(TypeOfMember(kMember)));
+  constexpr bool kIsChoice = std::is_enum_v<Type> && !std::is_same_v<Type, DType>;
+  using Value = std::conditional_t<kIsChoice, uint8_t, Type>;
+  AttributeSchema row = {name, Value(), {}, [](SchemaCall& call, const AttributeValue& value) {
+                           static_cast<TypedCall<Call>&>(call).call.*kMember =
+                               static_cast<Type>(std::get<Value>(value));
+                         }};
+  if constexpr (kIsChoice) row.choices = kNamesOf<Type>;
+  return row;
+}
+
+template <auto kMember>
+void Want(SchemaCall& call) {
+  static_cast<TypedCall<decltype(CallOfMember(kMember))>&>(call).call.*kMember = true;
+}
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_OPERATORS_OPERATOR_SCHEMA_H_
