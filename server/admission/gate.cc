@@ -352,8 +352,8 @@ void AdmissionGate::Confine(std::shared_ptr<CallerBytes> caller, Instant now) {
 void AdmissionGate::EndConfinements() {
   if (confinements_.empty()) return;
   const Instant now = clock_.Now();
-  const auto has_silent_call = [&, this](const CallerBytes* caller) {
-    for (const auto& [key, call] : waiting_calls_) {
+  const auto has_silent_call = [now, &calls = waiting_calls_](const CallerBytes* caller) {
+    for (const auto& [key, call] : calls) {
       if (key.first > now) return false;
       if (call.Held(Share::kReceive) == caller || call.Held(Share::kCompute) == caller) return true;
     }
