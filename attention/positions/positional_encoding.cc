@@ -110,7 +110,19 @@ absl::Status CheckTable(const TensorSpec& table, const TensorSpec& x) {
                  "] with at least ", length, " rows, for X ", ToString(x.shape));
 }
 
+// --- The table ---
+
+constexpr TensorSchema kPositionalInputs[] = {{"X", kTokens, DType::kFloat32, 3, true},
+                                              {"table", kTokenTable, DType::kFloat32, 2}};
+constexpr TensorSchema kPositionalOutputs[] = {{"Y", Role::kY, DType::kFloat32, 3, true}};
+constexpr AttributeSchema kPositionalAttributes[] = {
+    AttributeOf<&PositionalEncodingCall::base>("base")};
+
 }  // namespace
+
+const OperatorSchema kPositionalEncoding = {
+    "positional_encoding", kPositionalInputs, kPositionalOutputs, kPositionalAttributes,
+    NewCall<PositionalEncodingCall, MakePositionalEncoding>};
 
 void SinusoidalEncoding(double base, int64_t position, absl::Span<double> out) {
   const auto size = static_cast<double>(out.size());

@@ -8,12 +8,15 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "attention/operator_schema.h"
 #include "attention/positions/tokens.h"
 #include "attention/tensor_operator.h"
 
 namespace rapt {
 
 inline constexpr double kDefaultBase = 10000;
+
+extern const OperatorSchema kPositionalEncoding;
 
 struct PositionalEncodingCall {
   // kTokens is X, [..., S, E]; kTokenTable is a table of learned encodings, [M, E] with M >= S, in

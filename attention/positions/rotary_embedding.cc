@@ -149,7 +149,25 @@ absl::Status ReadCaches(const RotaryEmbeddingCall& call, Problem& p) {
   return absl::OkStatus();
 }
 
+// --- The table ---
+
+// The caches are listed as a caller with ids sends them.
+constexpr TensorSchema kRotaryInputs[] = {{"X", kTokens, DType::kFloat32, 4, true},
+                                          {"cos_cache", Role::kCosCache, DType::kFloat32, 2},
+                                          {"sin_cache", Role::kSinCache, DType::kFloat32, 2},
+                                          {"position_ids", Role::kPositionIds, DType::kInt64, 2}};
+constexpr TensorSchema kRotaryOutputs[] = {{"Y", Role::kY, DType::kFloat32, 4, true}};
+constexpr AttributeSchema kRotaryAttributes[] = {
+    AttributeOf<&RotaryEmbeddingCall::interleaved>("interleaved"),
+    AttributeOf<&RotaryEmbeddingCall::num_heads>("num_heads"),
+    AttributeOf<&RotaryEmbeddingCall::rotary_embedding_dim>("rotary_embedding_dim"),
+    AttributeOf<&RotaryEmbeddingCall::rope_theta>("rope_theta")};
+
 }  // namespace
+
+const OperatorSchema kRotaryEmbedding = {"rotary_embedding", kRotaryInputs, kRotaryOutputs,
+                                         kRotaryAttributes,
+                                         NewCall<RotaryEmbeddingCall, MakeRotaryEmbedding>};
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRotaryEmbedding(
     const RotaryEmbeddingCall& call) {

@@ -7,11 +7,14 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "attention/operator_schema.h"
 #include "attention/positions/tokens.h"
 #include "attention/problem.h"
 #include "attention/tensor_operator.h"
 
 namespace rapt {
+
+extern const OperatorSchema kRotaryEmbedding;
 
 struct RotaryEmbeddingCall {
   // kTokens is X, [B, H, S, D] or [B, S, H * D] with num_heads; kCosCache and kSinCache, [M, r / 2]

@@ -10,7 +10,7 @@
 
 #include "absl/strings/string_view.h"
 #include "attention/layer/layer.h"
-#include "attention/operators/operator_schema.h"
+#include "attention/operator_schema.h"
 #include "server/request.h"
 
 namespace rapt {

@@ -11,7 +11,6 @@
 #include "attention/mechanism/linear/linear_kernels.h"
 #include "attention/mechanism/linear/projection.h"
 #include "attention/mechanism/linear/recurrence.h"
-#include "attention/operators/operator_schema.h"
 #include "attention/score/score_params.h"
 #include "base/invalid.h"
 #include "base/round_up.h"
@@ -21,8 +20,7 @@ namespace rapt {
 namespace linear {
 
 absl::string_view NameOf(Role role) {
-  static const OperatorSchema& schema = *FindOperator("linear_attention");
-  for (const absl::Span<const TensorSchema>& tensors : {schema.inputs, schema.outputs}) {
+  for (const auto& tensors : {kLinearAttention.inputs, kLinearAttention.outputs}) {
     for (const TensorSchema& tensor : tensors) {
       if (tensor.role == role) return tensor.name;
     }
@@ -603,7 +601,54 @@ class LinearAttention final : public TensorOperator {
   OutputMap<std::optional<TensorSpec>> outputs_;
 };
 
+// --- The table ---
+
+constexpr TensorSchema kLinearInputs[] = {
+    {"query", Role::kQ, DType::kFloat32, 3, true},
+    {"key", Role::kK, DType::kFloat32, 3, true},
+    {"value", Role::kV, DType::kFloat32, 3, true},
+    {"past_state", linear::kPastState, DType::kFloat32, 4},
+    {"decay", linear::kDecay, DType::kFloat32, 3},
+    {"beta", linear::kBeta, DType::kFloat32, 3},
+    {"nonpad_kv_seqlen", Role::kKeyLengths, DType::kInt64, 1},
+    {"projection", linear::kProjection, DType::kFloat32, 2},
+    {"past_normalizer", linear::kPastNormalizer, DType::kFloat32, 3}};
+constexpr TensorSchema kLinearOutputs[] = {
+    {"output", Role::kY, DType::kFloat32, 3, true},
+    {.name = "present_state",
+     .role = linear::kPresentState,
+     .dtype = DType::kFloat32,
+     .rank = 4,
+     .want = Want<&LinearAttentionCall::wants_present_state>},
+    {.name = "present_normalizer",
+     .role = linear::kPresentNormalizer,
+     .dtype = DType::kFloat32,
+     .rank = 3,
+     .want = Want<&LinearAttentionCall::wants_present_normalizer>},
+    {.name = "relative_error",
+     .role = linear::kRelativeError,
+     .dtype = DType::kFloat32,
+     .rank = 1,
+     .follows = "error_rows"}};
+constexpr AttributeSchema kLinearAttributes[] = {
+    AttributeOf<&LinearAttentionCall::update_rule>("update_rule"),
+    AttributeOf<&LinearAttentionCall::feature_map>("feature_map"),
+    AttributeOf<&LinearAttentionCall::state_type>("state_type"),
+    AttributeOf<&LinearAttentionCall::q_num_heads>("q_num_heads"),
+    AttributeOf<&LinearAttentionCall::kv_num_heads>("kv_num_heads"),
+    AttributeOf<&LinearAttentionCall::scale>("scale"),
+    AttributeOf<&LinearAttentionCall::chunk_size>("chunk_size"),
+    AttributeOf<&LinearAttentionCall::is_causal>("is_causal"),
+    AttributeOf<&LinearAttentionCall::normalize>("normalize"),
+    AttributeOf<&LinearAttentionCall::num_features>("num_features"),
+    AttributeOf<&LinearAttentionCall::seed>("seed"),
+    AttributeOf<&LinearAttentionCall::error_rows>("error_rows")};
+
 }  // namespace
+
+const OperatorSchema kLinearAttention = {"linear_attention", kLinearInputs, kLinearOutputs,
+                                         kLinearAttributes,
+                                         NewCall<LinearAttentionCall, MakeLinearAttention>};
 
 int64_t UsualFeatures(int64_t key_size) {
   const auto size = static_cast<double>(key_size);

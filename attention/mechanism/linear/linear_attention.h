@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "attention/mechanism/linear/linear_task.h"
+#include "attention/operator_schema.h"
 #include "attention/roles.h"
 #include "attention/tensor_operator.h"
 #include "rapt/choices.h"
@@ -33,6 +34,8 @@ inline constexpr Role kRelativeError = Role::kLse;  // [1], FP32
 // Returns ONNX's name, or ours where ONNX has none; empty for other roles.
 absl::string_view NameOf(Role role);
 }  // namespace linear
+
+extern const OperatorSchema kLinearAttention;
 
 struct LinearAttentionCall {
   // Q is [B, T, Hq * d_k], K [B, T, Hkv * d_k], V [B, T, Hkv * d_v], of one type; the others have

@@ -246,7 +246,36 @@ absl::Status CheckMemory(const LshShape& s) {
                  " tokens they must need less than 2^50 bytes of memory");
 }
 
+// --- The table ---
+
+// K is of the simple form alone, so that tools which send every listed input could not call it.
+constexpr TensorSchema kLshInputs[] = {
+    {"QK", Role::kQ, DType::kFloat32, 4, true},
+    {"V", Role::kV, DType::kFloat32, 4, true},
+    {.name = "K", .role = Role::kK, .dtype = DType::kFloat32, .rank = 4, .unlisted = true},
+    {"rotations", kLshRotations, DType::kFloat32, 4},
+    {"nonpad_kv_seqlen", Role::kKeyLengths, DType::kInt64, 1}};
+constexpr TensorSchema kLshOutputs[] = {{"Y", Role::kY, DType::kFloat32, 4, true},
+                                        {.name = "buckets",
+                                         .role = kLshBuckets,
+                                         .dtype = DType::kInt32,
+                                         .rank = 4,
+                                         .want = Want<&LshAttentionCall::wants_buckets>}};
+constexpr AttributeSchema kLshAttributes[] = {
+    AttributeOf<&LshAttentionCall::form>("form"),
+    AttributeOf<&LshAttentionCall::num_hashes>("num_hashes"),
+    AttributeOf<&LshAttentionCall::num_buckets>("num_buckets"),
+    AttributeOf<&LshAttentionCall::chunk_length>("chunk_length"),
+    AttributeOf<&LshAttentionCall::chunks_before>("chunks_before"),
+    AttributeOf<&LshAttentionCall::chunks_after>("chunks_after"),
+    AttributeOf<&LshAttentionCall::is_causal>("is_causal"),
+    AttributeOf<&LshAttentionCall::scale>("scale"),
+    AttributeOf<&LshAttentionCall::seed>("seed")};
+
 }  // namespace
+
+const OperatorSchema kLshAttention = {"lsh_attention", kLshInputs, kLshOutputs, kLshAttributes,
+                                      NewCall<LshAttentionCall, MakeLshAttention>};
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLshAttention(
     const LshAttentionCall& call) {

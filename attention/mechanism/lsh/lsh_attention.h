@@ -9,12 +9,15 @@
 
 #include "absl/status/statusor.h"
 #include "attention/mechanism/lsh/lsh_shape.h"
+#include "attention/operator_schema.h"
 #include "attention/tensor_operator.h"
 
 namespace rapt {
 
 // Hash rounds of a call, each of which is a stage of its plan.
 inline constexpr int64_t kMostHashes = 1024;
+
+extern const OperatorSchema kLshAttention;
 
 struct LshAttentionCall {
   // kQ is QK [B, H, S, D] of Hugging Face's Reformer, whose queries are its keys; or Q, and kK is

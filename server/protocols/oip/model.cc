@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "attention/operators/operator_schema.h"
+#include "attention/operator_schema.h"
 #include "attention/roles.h"
 
 namespace rapt::oip {

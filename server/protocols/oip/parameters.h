@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "attention/layer/layer.h"
-#include "attention/operators/operator_schema.h"
+#include "attention/operator_schema.h"
 #include "google/protobuf/map.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/protocols/oip/session.h"

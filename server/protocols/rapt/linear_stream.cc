@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "attention/operators/operator_schema.h"
+#include "attention/operator_schema.h"
 #include "base/invalid.h"
 #include "base/status_macros.h"
 #include "proto/rapt/v1/attention.pb.h"

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "attention/operators/operator_schema.h"
+#include "attention/operator_schema.h"
 #include "attention/tensor_operator.h"
 #include "base/wire_format.h"
 #include "server/protocols/message_parts.h"

@@ -1,8 +1,7 @@
-// The operators other than attention, as tables: names, tensors and attributes. Protocols read and
-// describe every call by them. An operator is a call's struct, a function that makes the operator
-// of it, and a table here.
-#ifndef RAPT_ATTENTION_OPERATORS_OPERATOR_SCHEMA_H_
-#define RAPT_ATTENTION_OPERATORS_OPERATOR_SCHEMA_H_
+// An operator other than attention as a table: its names, tensors and attributes. Protocols read
+// and describe its calls by the table.
+#ifndef RAPT_ATTENTION_OPERATOR_SCHEMA_H_
+#define RAPT_ATTENTION_OPERATOR_SCHEMA_H_
 
 #include <cstdint>
 #include <memory>
@@ -69,7 +68,7 @@ struct OperatorSchema {
   std::unique_ptr<SchemaCall> (*new_call)();
 };
 
-absl::Span<const OperatorSchema> OperatorSchemas();
+absl::Span<const OperatorSchema* const> OperatorSchemas();
 
 // Returns null if there is none of this name.
 const OperatorSchema* FindOperator(absl::string_view name);
@@ -99,6 +98,17 @@ constexpr AttributeSchema AttributeOf(absl::string_view name) {
   return row;
 }
 
+// Makes calls that `kMake` checks.
+template <typename Call, auto kMake>
+std::unique_ptr<SchemaCall> NewCall() {
+  class Made final : public TypedCall<Call> {
+    absl::StatusOr<std::shared_ptr<const TensorOperator>> Make() const override {
+      return kMake(this->call);
+    }
+  };
+  return std::make_unique<Made>();
+}
+
 template <auto kMember>
 void Want(SchemaCall& call) {
   static_cast<TypedCall<decltype(CallOfMember(kMember))>&>(call).call.*kMember = true;
@@ -106,4 +116,4 @@ void Want(SchemaCall& call) {
 
 }  // namespace rapt
 
-#endif  // RAPT_ATTENTION_OPERATORS_OPERATOR_SCHEMA_H_
+#endif  // RAPT_ATTENTION_OPERATOR_SCHEMA_H_
