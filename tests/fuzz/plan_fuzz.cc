@@ -75,8 +75,9 @@ Problem SmallProblem(FuzzedDataProvider& data) {
                                    .rows = data.ConsumeIntegralInRange(1, 180),
                                    .pairs = p.rotary_size() / 2};
       if (data.ConsumeBool()) p.rotary_cache->batch = p.batch;
-      // Random lengths may place queries before the first row of the cache, which is an error.
-      if (p.alignment == Alignment::kOnnx && p.rotary_cache->by_position() && !p.has_position_ids) {
+      // Random lengths may place queries outside the rows of the cache, which is an error.
+      if (p.alignment != Alignment::kTopLeft && p.rotary_cache->by_position() &&
+          !p.has_position_ids) {
         p.has_key_lengths = false;
       }
     }
