@@ -62,26 +62,20 @@ bool Holds(const pb::FieldDescriptor& field, const AttributeSchema& attribute) {
          attribute.choices.size() == static_cast<size_t>(field.enum_type()->value_count());
 }
 
-// The fields of a response that follow its tensors.
-std::string EndOf(const pb::Message& prototype, const Result& result) {
-  const std::unique_ptr<pb::Message> fields(prototype.New());
-  const pb::Reflection& set = *fields->GetReflection();
-  const pb::Descriptor& type = *fields->GetDescriptor();
-  set.SetString(fields.get(), type.FindFieldByName("backend"), NamesOf(result.routing));
-  set.SetString(fields.get(), type.FindFieldByName("plan"), result.plan);
-  auto& timing =
-      static_cast<v1::Timing&>(*set.MutableMessage(fields.get(), type.FindFieldByName("timing")));
-  WriteTiming(result.queue_time, result.compute_time, timing);
-  return fields->SerializeAsString();
+template <typename In, typename Out>
+OperatorMethod MethodOf(absl::string_view name, Model model) {
+  return {name, {model, In::default_instance(), Out::default_instance(), EndOf<Out>}};
 }
 
 }  // namespace
 
-OperatorCodec::OperatorCodec(Model model, const pb::Message& request, const pb::Message& response)
+OperatorCodec::OperatorCodec(Model model, const pb::Message& request, const pb::Message& response,
+                             std::string (*end)(const Result&))
     : model_(model),
       schema_(*FindOperator(rapt::NameOf(model))),
       request_(request),
-      response_(response) {
+      response_(response),
+      end_(end) {
   for (const TensorSchema& input : schema_.inputs) {
     inputs_.push_back({&input, FieldOf(request, input.name)});
     if (input.role == Role::kKeyLengths) continue;
@@ -188,25 +182,20 @@ ResponseMessage OperatorCodec::Encode(const TensorOperator& op, RoleSet wanted,
     AppendTensor(field->number(), *op.outputs()[output->role], /*place=*/nullptr,
                  result.outputs[output->role], response);
   }
-  response.Append(EndOf(response_, result));
+  response.Append(end_(result));
   response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }
 
 const std::vector<OperatorMethod>& OperatorMethods() {
   static const auto* const kMethods = new std::vector<OperatorMethod>{
-      {"LinearAttend",
-       {Model::kLinearAttention, v1::LinearAttendRequest::default_instance(),
-        v1::LinearAttendResponse::default_instance()}},
-      {"LshAttend",
-       {Model::kLshAttention, v1::LshAttendRequest::default_instance(),
-        v1::LshAttendResponse::default_instance()}},
-      {"RotaryEmbed",
-       {Model::kRotaryEmbedding, v1::RotaryEmbedRequest::default_instance(),
-        v1::RotaryEmbedResponse::default_instance()}},
-      {"EncodePositions",
-       {Model::kPositionalEncoding, v1::EncodePositionsRequest::default_instance(),
-        v1::EncodePositionsResponse::default_instance()}}};
+      MethodOf<v1::LinearAttendRequest, v1::LinearAttendResponse>("LinearAttend",
+                                                                  Model::kLinearAttention),
+      MethodOf<v1::LshAttendRequest, v1::LshAttendResponse>("LshAttend", Model::kLshAttention),
+      MethodOf<v1::RotaryEmbedRequest, v1::RotaryEmbedResponse>("RotaryEmbed",
+                                                                Model::kRotaryEmbedding),
+      MethodOf<v1::EncodePositionsRequest, v1::EncodePositionsResponse>(
+          "EncodePositions", Model::kPositionalEncoding)};
   return *kMethods;
 }
 

@@ -7,6 +7,7 @@
 #include <google/protobuf/message.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,9 +26,10 @@ namespace rapt::native {
 // Immutable; thread-safe.
 class OperatorCodec {
  public:
-  // Aborts if a message lacks a field of the table or has one of another type.
+  // `end` returns the fields of a response that follow its tensors. Aborts if a message lacks a
+  // field of the table or has one of another type.
   OperatorCodec(Model model, const google::protobuf::Message& request,
-                const google::protobuf::Message& response);
+                const google::protobuf::Message& response, std::string (*end)(const Result&));
 
   // The fields of the request that hold tensor data.
   wire::MessageSchema payloads() const { return {payloads_}; }
@@ -70,6 +72,7 @@ class OperatorCodec {
   const OperatorSchema& schema_;
   const google::protobuf::Message& request_;
   const google::protobuf::Message& response_;
+  std::string (*const end_)(const Result&);
   std::vector<Column<TensorSchema>> inputs_, outputs_, wants_;
   std::vector<Column<AttributeSchema>> attributes_;
   std::vector<wire::PayloadField> payloads_;
