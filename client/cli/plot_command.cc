@@ -216,9 +216,10 @@ absl::Status Write(const Picture& picture, const PlotFlags& flags) {
 
 // Of one head of 64; more heads shift the curves and hardly bend them.
 absl::Status PlotScaling(const std::vector<std::string>& files, const PlotFlags& flags) {
-  if (!files.empty() || flags.query || flags.curves || flags.gradients) {
-    return Invalid(
-        "--scaling draws estimates; it excludes files, --query, --curves and --gradients");
+  if (!files.empty() || flags.query || flags.curves || flags.gradients || flags.heads != "all" ||
+      flags.batch != 0 || !flags.query_labels.empty() || !flags.key_labels.empty() ||
+      !flags.dtype.empty()) {
+    return Invalid("--scaling draws estimates; it takes --seq, --title, --json and no file");
   }
   for (const int64_t length : flags.lengths) RAPT_RETURN_IF_ERROR(CheckAtLeastOne("seq", length));
   RAPT_ASSIGN_OR_RETURN(
@@ -297,8 +298,8 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
             &flags.curves},
            {"gradients", "", "draw the norms of gradients over the positions", &flags.gradients},
            {"scaling", "", "draw the memory of attention against the length", &flags.scaling},
-           {"seq", "LIST", "lengths of --scaling (default: 128 to 32768, doubling)",
-            &flags.lengths},
+           Of("--scaling",
+              {"seq", "LIST", "lengths (default: 128 to 32768, doubling)", &flags.lengths}),
            {"title", "TEXT",
             "title of the picture (default: Attention weights, Mask, Values by position, Norm of "
             "the gradient by position or Memory of one head of 64 by length, FP32)",

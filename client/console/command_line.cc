@@ -5,13 +5,16 @@
 #include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <memory>
-#include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "base/invalid.h"
 #include "base/status_macros.h"
 
 namespace rapt {
@@ -88,7 +91,22 @@ void Add(const Flag& flag, CLI::App& app) {
   if (flag.letter != '\0') names = absl::StrFormat("-%c,%s", flag.letter, names);
   CLI::Option* const option = AddFlag(app, names, IsSwitch(flag));
   if (!IsSwitch(flag)) option->type_name(std::string(flag.placeholder));
-  option->description(Wrap(flag.help, kHelpWidth - kHelpColumn))->required(flag.required);
+  const std::string help = absl::StrCat(absl::StrReplaceAll(Absl(flag.of), {{"|", ", "}}),
+                                        flag.of.empty() ? "" : ": ", Absl(flag.help));
+  option->description(Wrap(help, kHelpWidth - kHelpColumn))->required(flag.required);
+}
+
+absl::Status CheckUse(const Flag& flag, const ParsedArguments& parsed) {
+  if (flag.of.empty()) return absl::OkStatus();
+  const bool is_used =
+      absl::StartsWith(Absl(flag.of), "--")
+          ? absl::c_any_of(parsed.flags,
+                           [&](const GivenFlag& g) { return g.name == flag.of.substr(2); })
+          : !parsed.operands.empty() &&
+                absl::c_linear_search(absl::StrSplit(Absl(flag.of), '|'), parsed.operands.front());
+  if (is_used) return absl::OkStatus();
+  return Invalid("--", Absl(flag.name), " is a flag of ",
+                 absl::StrReplaceAll(Absl(flag.of), {{"|", " or "}}));
 }
 
 // Returns the CLI11 parser of a command line.
@@ -131,11 +149,13 @@ absl::StatusOr<ParsedArguments> CommandLine::Parse(absl::Span<const std::string>
     return absl::InvalidArgumentError(
         absl::StrFormat("unexpected argument '%s'; usage: %s", operands[max_operands], usage));
   }
-  for (const GivenFlag& given : std::exchange(parsed.flags, {})) {
+  for (const GivenFlag& given : parsed.flags) {
     const auto flag = std::find_if(flags.begin(), flags.end(),
                                    [&](const Flag& f) { return f.name == given.name; });
+    RAPT_RETURN_IF_ERROR(CheckUse(*flag, parsed));
     RAPT_RETURN_IF_ERROR(Assign(*flag, given.value));
   }
+  parsed.flags.clear();
   return parsed;
 }
 

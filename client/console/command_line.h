@@ -47,7 +47,16 @@ struct Flag {
   FlagTarget target;
   char letter = '\0';  // short form: 'o' for -o, '\0' for none
   bool required = false;
+  // The first operands that take the flag, "strided|bigbird", or the switch, "--scaling". Empty: it
+  // is always taken.
+  std::string_view of = {};
 };
+
+// Returns `flag` with its `of`, which --help shows before the help.
+inline Flag Of(std::string_view of, Flag flag) {
+  flag.of = of;
+  return flag;
+}
 
 std::vector<std::string_view> NamesOf(const std::vector<Flag>& flags);
 
@@ -60,7 +69,7 @@ struct CommandLine {
 
   // Accepts the syntax of ParseArguments(); arguments after "--" are operands. If a flag is
   // repeated, its last value wins. InvalidArgument names the flag, its value and the values
-  // allowed.
+  // allowed, or says what a flag is of.
   absl::StatusOr<ParsedArguments> Parse(absl::Span<const std::string> arguments) const;
 };
 

@@ -23,8 +23,9 @@ absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, in
   return Invalid(name, " is ", value, "; it must be from ", least, " to ", most);
 }
 
-// The longest pattern whose square, times a few heads, is not out of any memory.
-constexpr int64_t kMostLength = int64_t{1} << 20;
+// What a message of protobuf holds.
+constexpr int64_t kMostValues = (int64_t{1} << 31) - 1;
+constexpr int64_t kMostLength = 46340;  // whose square is at most kMostValues
 
 absl::Status CheckLength(int64_t length) { return CheckRange("length", length, 1, kMostLength); }
 
@@ -116,12 +117,10 @@ absl::StatusOr<Tensor> StridedMask(int64_t length, int64_t stride) {
 absl::StatusOr<Tensor> BigBirdBlockMask(const BigBird& pattern) {
   RAPT_RETURN_IF_ERROR(CheckRange("length", pattern.length, 1, int64_t{1} << 40));
   RAPT_RETURN_IF_ERROR(CheckRange("block", pattern.block, 1, int64_t{1} << 40));
-  RAPT_RETURN_IF_ERROR(CheckRange("heads", pattern.heads, 1, int64_t{1} << 31));
   RAPT_RETURN_IF_ERROR(CheckRange("random", pattern.random, 0, int64_t{1} << 31));
   const int64_t blocks = (pattern.length + pattern.block - 1) / pattern.block;
   RAPT_RETURN_IF_ERROR(CheckRange("the number of blocks", blocks, 1, kMostLength));
-  RAPT_RETURN_IF_ERROR(
-      CheckRange("heads", pattern.heads, 1, kMostLength * kMostLength / (blocks * blocks)));
+  RAPT_RETURN_IF_ERROR(CheckRange("heads", pattern.heads, 1, kMostValues / (blocks * blocks)));
   std::string flags(pattern.heads * blocks * blocks, '\0');
   for (int64_t head = 0; head < pattern.heads; ++head) {
     for (int64_t row = 0; row < blocks; ++row) {

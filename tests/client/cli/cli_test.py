@@ -412,6 +412,12 @@ def test_patterns(rapt, save, load, tmp_path):
     assert "longformer needs --window" in rapt("pattern", "longformer", "--length=8", "-o=x.npy", code=USAGE).stderr
     assert "unknown pattern 'x'" in rapt("pattern", "x", "-o=x.npy", code=USAGE).stderr
     assert "no pattern given" in rapt("pattern", "-o=x.npy", code=USAGE).stderr
+    other = rapt("pattern", "longformer", "--length=8", "--window=1", "--seed=1", "-o=x.npy", code=USAGE).stderr
+    assert "--seed is a flag of bigbird" in other
+    other = rapt("pattern", "neighbourhood", "--shape=4", "--kernel=1", "--length=8", "-o=x.npy", code=USAGE).stderr
+    assert "--length is a flag of longformer or strided or bigbird" in other
+    large = rapt("pattern", "bigbird", "--length=64", "--heads=2147483648", "-o=x.npy", code=USAGE).stderr
+    assert "heads is 2147483648; it must be from 1 to 2147483647" in large
 
 
 @EVERYWHERE
@@ -1750,7 +1756,9 @@ ERRORS = [
     ("memory --block-q 64", USAGE, "block_mask is set but block_k is not"),
     ("memory --bias-table 32 --alibi", USAGE, "alibi and bias_table are both set"),
     ("memory --relative-bias 6", USAGE, "relative_bias has 6 distances"),
-    ("plot w.npy --scaling -o w.svg", USAGE, "--scaling draws estimates; it excludes files"),
+    ("plot w.npy --scaling -o w.svg", USAGE, "--scaling draws estimates; it takes --seq"),
+    ("plot --scaling --batch=1 -o w.svg", USAGE, "--scaling draws estimates; it takes --seq"),
+    ("plot w.npy --seq=128 -o w.svg", USAGE, "--seq is a flag of --scaling"),
     ("plot --scaling --seq 0 -o w.svg", USAGE, "--seq is 0; it must be at least 1"),
     ("plot --scaling -o w.jpg", USAGE, ".svg, .html or .png"),
     ("plot -o w.svg", USAGE, "no file with weights given"),

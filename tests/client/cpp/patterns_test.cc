@@ -97,7 +97,7 @@ TEST(PatternsTest, RefuseWhatIsOutOfRange) {
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(result.status().message()), HasSubstr(message));
   };
-  expect(LongformerMask(0, 1, {}), "length is 0; it must be from 1 to 1048576");
+  expect(LongformerMask(0, 1, {}), "length is 0; it must be from 1 to 46340");
   expect(LongformerMask(5, -1, {}), "window is -1; it must be at least 0");
   expect(LongformerMask(5, 1, {5}), "a global position is 5; it must be from 0 to 4");
   expect(StridedMask(5, 0), "stride is 0; it must be at least 1");
@@ -105,6 +105,10 @@ TEST(PatternsTest, RefuseWhatIsOutOfRange) {
   expect(BigBirdBlockMask({.length = 10, .heads = 0}), "heads is 0");
   expect(BigBirdBlockMask({.length = 10, .random = -1}), "random is -1");
   expect(BigBirdBlockMask({.length = int64_t{1} << 40, .block = 1}), "the number of blocks is");
+  expect(BigBirdBlockMask({.length = 100, .block = 10, .heads = 21474837}),
+         "heads is 21474837; it must be from 1 to 21474836");
+  expect(BigBirdBlockMask({.length = 64, .heads = int64_t{1} << 31}),
+         "heads is 2147483648; it must be from 1 to 2147483647");
   expect(NeighbourhoodMask({}, 1), "shape has 0 axes; it must have 1 to 3");
   expect(NeighbourhoodMask({4, 3}, 4), "kernel is 4; it must be from 1 to 3");
   expect(NeighbourhoodMask({7}, 3, 3), "dilation is 3; it must be from 1 to 2");

@@ -11,7 +11,8 @@
 
 namespace rapt::client {
 
-// All return InvalidArgument with the argument, its value and the allowed values.
+// All return InvalidArgument with the argument, its value and the allowed values. A mask has fewer
+// than 2^31 values: a message cannot hold more.
 
 // Longformer (Beltagy et al. 2020): keys at most `window` before or after the query; keys and
 // queries at the positions `global` see and are seen by all. [length, length], for
