@@ -73,6 +73,10 @@ absl::Span<const OperatorSchema* const> OperatorSchemas();
 // Returns null if there is none of this name.
 const OperatorSchema* FindOperator(absl::string_view name);
 
+// Returns the value that `text` says: a number, "true", "false", "0" or "1", a type such as "FP16",
+// or one of the choices. InvalidArgument names the attribute, `text` and the allowed values.
+absl::StatusOr<AttributeValue> ParseValue(const AttributeSchema& attribute, absl::string_view text);
+
 // --- Rows of the tables ---
 
 template <typename Call, typename T>

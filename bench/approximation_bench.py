@@ -13,7 +13,6 @@ hashing. As in kernel_bench.py, all sides run in one process with the same numbe
 between them, and times are medians. Prints Markdown for RESULTS.md.
 """
 
-import ctypes
 import dataclasses
 import math
 import re
@@ -21,7 +20,7 @@ import statistics
 import sys
 
 import torch
-from kernel_bench import Bench, Disturbance, Rapt, measure, milliseconds, parse_arguments, write_report
+from kernel_bench import Bench, Disturbance, Operator, Rapt, measure, milliseconds, parse_arguments, write_report
 from rapt import capi
 
 HEADS, SIZE = 2, 64
@@ -71,21 +70,6 @@ def make_inputs(length):
     }
     unit = SIZE**-0.5
     return {kind: (x.contiguous(), scale * unit) for kind, (x, scale) in inputs.items()}, normal(length, SIZE)
-
-
-class Operator:
-    """A call of an operator other than attention, whose output stays where it is."""
-
-    def __init__(self, bench, problem, arguments, tensors, output):
-        self._tensors = tensors  # alive: the arguments hold addresses
-        self.output = output
-        self._arguments = arguments
-        self.plan = capi.Plan(bench.context, problem)
-        self._given = ctypes.byref(arguments)
-
-    def __call__(self):
-        self.plan.run(self._given)
-        return self.output
 
 
 def attention(bench, case, x, v, scale, **fields):
@@ -142,45 +126,23 @@ def block_mask(bench, case, x, v, scale):
 
 
 def lsh(bench, case, x, v, scale, chunk=CHUNK):
-    problem = capi.LshProblem(
-        dtype=capi.FP32,
-        batch=1,
-        heads=HEADS,
-        length=case.length,
-        head_size=SIZE,
-        value_head_size=SIZE,
-        scale=scale,
-        num_hashes=HASHES,
-        chunk_length=chunk,
-        causal=case.causal,
-    )
-    y = torch.empty_like(v)
-    arguments = capi.LshArguments(query=x.data_ptr(), value=v.data_ptr(), output=y.data_ptr())
-    return Operator(bench, problem, arguments, (x, v), y)
+    attributes = {"num_hashes": HASHES, "chunk_length": chunk, "is_causal": case.causal, "scale": scale, "seed": 0}
+    return Operator(bench.context, "lsh_attention", {"QK": x, "V": v}, attributes, ("Y",))
 
 
 def favor(bench, case, x, v, scale):
     x, v = (tensor.transpose(1, 2).reshape(1, case.length, -1).contiguous() for tensor in (x, v))
-    problem = capi.LinearProblem(
-        dtype=capi.FP32,
-        update_rule=1,
-        batch=1,
-        query_heads=HEADS,
-        kv_heads=HEADS,
-        tokens=case.length,
-        key_size=SIZE,
-        value_size=SIZE,
-        scale=scale,
-        bidirectional=not case.causal,
-        feature_map=3,
-        num_features=FEATURES,
-        seed=1,
-    )
-    y = torch.empty_like(v)
-    arguments = capi.LinearArguments(
-        query=x.data_ptr(), key=x.data_ptr(), value=v.data_ptr(), output=y.data_ptr()
-    )
-    return Operator(bench, problem, arguments, (x, v), y)
+    attributes = {
+        "q_num_heads": HEADS,
+        "kv_num_heads": HEADS,
+        "update_rule": "linear",
+        "scale": scale,
+        "is_causal": case.causal,
+        "feature_map": "favor",
+        "num_features": FEATURES,
+        "seed": 1,
+    }
+    return Operator(bench.context, "linear_attention", {"query": x, "key": x, "value": v}, attributes, ("output",))
 
 
 SIDES = {

@@ -219,6 +219,28 @@ class Rapt:
         return output
 
 
+class Operator:
+    """A call of an operator other than attention on contiguous tensors of float32. Its `outputs` stay where they are."""
+
+    def __init__(self, context, name, inputs, attributes, outputs):
+        self._inputs = inputs  # kept alive: the arguments hold addresses
+        call = capi.Call(name)
+        for tensor, x in inputs.items():
+            call.set_input(tensor, capi.FP32, x.shape)
+        for attribute, value in attributes.items():
+            call.set_attribute(attribute, value)
+        for output in outputs:
+            call.want(output)
+        self.plan = capi.Plan(context, call)
+        self.outputs = [torch.empty(self.plan.output(output)[0]) for output in outputs]
+        tensors = inputs | dict(zip(outputs, self.outputs))
+        self._tensors = capi.tensors({tensor: x.data_ptr() for tensor, x in tensors.items()})
+
+    def __call__(self):
+        self.plan.run(self._tensors, len(self._tensors))
+        return self.outputs[0]
+
+
 def problem_of(case):
     return capi.Problem(
         causal=case.causal,

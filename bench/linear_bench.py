@@ -13,12 +13,12 @@ import sys
 
 import onnxruntime
 import torch
-from kernel_bench import Bench, Disturbance, measure, milliseconds, parse_arguments, verdict, write_report
+from kernel_bench import Bench, Disturbance, Operator, measure, milliseconds, parse_arguments, verdict, write_report
 from onnx import TensorProto, helper
 from rapt import capi
 
 INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
-RULES = capi.UPDATE_RULES
+RULES = ("gated_delta", "linear", "gated", "delta")
 # Multiples of d_k * d_v that the recurrence takes per token and head.
 OPERATIONS = {"linear": 4, "gated": 5, "delta": 6, "gated_delta": 7}
 TOLERANCE = 1e-5
@@ -76,43 +76,16 @@ def make_tensors(case):
     return tensors
 
 
-class Rapt:
-    """A call of the library, whose outputs stay where they are."""
-
-    def __init__(self, bench, case, tensors):
-        problem = capi.LinearProblem(
-            dtype=capi.FP32,
-            update_rule=RULES[case.rule],
-            batch=case.batch,
-            query_heads=case.heads,
-            kv_heads=case.heads,
-            tokens=case.tokens,
-            key_size=case.size,
-            value_size=case.size,
-            has_key_decays=case.per_key,
-            wants_present_state=case.keeps_state,
-        )
-        for field, name in (("decay_dtype", "decay"), ("beta_dtype", "beta"), ("past_dtype", "past_state")):
-            setattr(problem, field, capi.FP32 if name in tensors else 0)
-        self.output = torch.empty_like(tensors["query"])
-        self.state = torch.empty(case.batch, case.heads, case.size, case.size)
-        self._tensors = tensors  # alive: the arguments hold addresses
-        self._arguments = capi.LinearArguments(
-            **{name: tensor.data_ptr() for name, tensor in tensors.items()},
-            output=self.output.data_ptr(),
-            present_state=self.state.data_ptr(),
-        )
-        self.plan = capi.Plan(bench.context, problem)
-        self._given = ctypes.byref(self._arguments)
-
-    def __call__(self):
-        self.plan.run(self._given)
+def rapt_call(bench, case, tensors):
+    attributes = {"q_num_heads": case.heads, "kv_num_heads": case.heads, "update_rule": case.rule}
+    outputs = ["output", "present_state"] if case.keeps_state else ["output"]
+    return Operator(bench.context, "linear_attention", tensors, attributes, outputs)
 
 
 class OnnxRuntime:
     """A call of com.microsoft.LinearAttention on the same memory."""
 
-    def __init__(self, case, tensors, rapt, threads):
+    def __init__(self, case, tensors, threads):
         names = [name if name in tensors else "" for name in INPUTS]
         node = helper.make_node(
             "LinearAttention",
@@ -131,11 +104,12 @@ class OnnxRuntime:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-        self.output, self.state = torch.empty_like(rapt.output), torch.empty_like(rapt.state)
+        shapes = (tensors["query"].shape, (case.batch, case.heads, case.size, case.size))
+        self.outputs = [torch.empty(shape) for shape in shapes]
         self._binding = self._session.io_binding()
         for name, tensor in tensors.items():
             self._binding.bind_input(name, "cpu", 0, TensorProto.FLOAT, list(tensor.shape), tensor.data_ptr())
-        for name, tensor in (("output", self.output), ("present_state", self.state)):
+        for name, tensor in zip(("output", "present_state"), self.outputs):
             self._binding.bind_output(name, "cpu", 0, TensorProto.FLOAT, list(tensor.shape), tensor.data_ptr())
 
     def __call__(self):
@@ -148,13 +122,11 @@ def difference(got, want):
 
 def run(case, bench):
     tensors = make_tensors(case)
-    ours = Rapt(bench, case, tensors)
-    peer = OnnxRuntime(case, tensors, ours, bench.threads)
+    ours = rapt_call(bench, case, tensors)
+    peer = OnnxRuntime(case, tensors, bench.threads)
     ours()
     peer()
-    error = difference(ours.output, peer.output)
-    if case.keeps_state:
-        error = max(error, difference(ours.state, peer.state))
+    error = max(difference(*both) for both in zip(ours.outputs, peer.outputs))
     if not error <= TOLERANCE:
         sys.exit(f"{case.name}: differs from ONNX Runtime by {error:.2g}")
     probe = "read_gbps" if case.is_step() else "fma_gflops"
@@ -212,7 +184,7 @@ def over_exact(bench):
     tokens, heads, size = 32768, 2, 128
     case = Case("linear", tokens, heads=heads)
     tensors = make_tensors(case)
-    ours = Rapt(bench, case, tensors)
+    ours = rapt_call(bench, case, tensors)
     problem = capi.Problem(
         dtype=capi.FP32,
         causal=1,

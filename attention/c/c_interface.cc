@@ -19,8 +19,7 @@
 #include "attention/attention.h"
 #include "attention/attributes.h"
 #include "attention/c/include/rapt/attention.h"
-#include "attention/mechanism/linear/linear_attention.h"
-#include "attention/mechanism/lsh/lsh_attention.h"
+#include "attention/operator_schema.h"
 #include "base/aligned_buffer.h"
 #include "base/invalid.h"
 #include "base/mutex.h"
@@ -38,21 +37,17 @@ struct rapt_context {
   rapt::ThreadPool pool;
 };
 
-// What a plan computes, and the function that runs it.
-struct PlanKind {
-  const char* name;
-  const char* run;
+struct rapt_call {
+  const rapt::OperatorSchema& schema;
+  std::unique_ptr<rapt::SchemaCall> call = schema.new_call();
 };
-static constexpr PlanKind kAttentionPlan = {"attention", "rapt_run"};
-static constexpr PlanKind kLinearPlan = {"linear attention", "rapt_linear_run"};
-static constexpr PlanKind kLshPlan = {"attention by hashing", "rapt_lsh_run"};
 
 struct rapt_plan {
   rapt::Plan plan;
   std::string description;
-  const PlanKind* kind = &kAttentionPlan;
-  std::shared_ptr<const rapt::TensorOperator> op = nullptr;     // null: attention
-  rapt::InputMap<std::optional<rapt::TensorSpec>> inputs = {};  // of op
+  const rapt::OperatorSchema* schema = nullptr;                 // null: attention
+  std::shared_ptr<const rapt::TensorOperator> op = nullptr;     // of the schema
+  rapt::InputMap<std::optional<rapt::TensorSpec>> inputs = {};  // likewise
 };
 
 namespace {
@@ -523,17 +518,14 @@ absl::Span<std::byte> WorkspaceOf(rapt_context* context, const rapt::Plan& plan,
   return context->workspace.span();
 }
 
-absl::Status CheckKind(const rapt_plan& plan, const PlanKind& kind) {
-  if (plan.kind == &kind) return absl::OkStatus();
-  return Invalid("plan is of ", plan.kind->name, "; ", plan.kind->run, " runs it");
-}
-
 absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_arguments* theirs,
                      void* workspace, size_t workspace_bytes) {
   rapt_arguments c = {};
   RAPT_RETURN_IF_ERROR(Adopt("arguments", theirs, c));
   RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
-  RAPT_RETURN_IF_ERROR(CheckKind(*plan, kAttentionPlan));
+  if (plan->schema != nullptr) {
+    return Invalid("plan is of ", plan->schema->name, "; rapt_call_run runs it");
+  }
   const rapt::Problem& problem = plan->plan.problem;
   if (problem.has_key_lengths && problem.batch > 0) {
     RAPT_RETURN_IF_ERROR(CheckNotNull({{"key_lengths", c.key_lengths}}));
@@ -546,285 +538,171 @@ absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_ar
              context->pool);
 }
 
-// ---- Operators other than attention -------------------------------------------------------------
+// ---- Other operators ----------------------------------------------------------------------------
 
-constexpr int64_t kMostSize = 65536;
-constexpr int64_t kMostCount = int64_t{1} << 31;
-
-// A size, of which products must not overflow, or an enumeration.
-struct Number {
-  const char* name;
-  int64_t value, least, most;
-};
-
-absl::Status CheckNumbers(std::initializer_list<Number> numbers) {
-  for (const auto& [name, value, least, most] : numbers) {
-    if (value >= least && value <= most) continue;
-    return Invalid(name, " is ", value, "; it must be from ", least, " to ", most);
+template <typename Rows>
+std::string NamesOf(const Rows& rows, absl::string_view separator = ", ") {
+  std::string names;
+  for (const auto& row : rows) {
+    absl::StrAppend(&names, names.empty() ? "" : separator, row.name);
   }
+  return names;
+}
+
+// Finds a row of a schema by its name. InvalidArgument lists the names.
+template <typename Row>
+absl::StatusOr<const Row*> FindRow(const rapt::OperatorSchema& schema, absl::string_view kind,
+                                   absl::Span<const Row> rows, const char* name) {
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"name", name}}));
+  const auto row =
+      std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.name == name; });
+  if (row != rows.end()) return &*row;
+  return Invalid(schema.name, " has no ", kind, " '", name, "'; it has ", NamesOf(rows));
+}
+
+absl::Status CreateCall(const char* op, rapt_call** call) {
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"op", op}, {"call", call}}));
+  const rapt::OperatorSchema* const schema = rapt::FindOperator(op);
+  if (schema == nullptr) {
+    std::string names;
+    for (const rapt::OperatorSchema* known : rapt::OperatorSchemas()) {
+      absl::StrAppend(&names, names.empty() ? "" : ", ", known->name);
+    }
+    return Invalid("op is '", op, "'; it must be one of ", names);
+  }
+  *call = new rapt_call{*schema};
   return absl::OkStatus();
 }
 
-// `op`: of `call`, or why it is invalid.
-template <typename Call>
-absl::Status CreateOperatorPlan(const rapt_context& context, const PlanKind& kind, const Call& call,
-                                absl::StatusOr<std::shared_ptr<const rapt::TensorOperator>> op,
-                                rapt_plan** plan) {
-  if (!op.ok()) return op.status();
-  RAPT_ASSIGN_OR_RETURN(rapt::Plan made, MakePlan(**op, context.options));
+absl::StatusOr<DType> AnyTypeOf(absl::string_view name, int32_t dtype) {
+  constexpr int32_t kLast = RAPT_FP32 + static_cast<int32_t>(rapt::kDTypes.size()) - 1;
+  RAPT_RETURN_IF_ERROR(CheckEnum(name, dtype, RAPT_FP32, kLast));
+  return TypeOf(dtype);
+}
+
+absl::Status SetInput(rapt_call* call, const char* name, int32_t dtype, int32_t rank,
+                      const int64_t* shape) {
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"call", call}, {"shape", shape}}));
+  RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* input,
+                        FindRow(call->schema, "input", call->schema.inputs, name));
+  RAPT_ASSIGN_OR_RETURN(const DType type, AnyTypeOf("dtype", dtype));
+  RAPT_RETURN_IF_ERROR(CheckEnum("rank", rank, 0, RAPT_MAX_RANK));
+  call->call->inputs()[input->role] = rapt::TensorSpec{type, rapt::Shape(shape, shape + rank)};
+  return absl::OkStatus();
+}
+
+// `parse` returns the value of the attribute.
+template <typename Parse>
+absl::Status SetAttribute(rapt_call* call, const char* name, Parse parse) {
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"call", call}}));
+  RAPT_ASSIGN_OR_RETURN(const rapt::AttributeSchema* attribute,
+                        FindRow(call->schema, "attribute", call->schema.attributes, name));
+  RAPT_ASSIGN_OR_RETURN(const rapt::AttributeValue value, parse(*attribute));
+  attribute->set(*call->call, value);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<rapt::AttributeValue> NumberOf(const rapt::AttributeSchema& attribute,
+                                              double value) {
+  if (std::holds_alternative<double>(attribute.kind)) return rapt::AttributeValue(value);
+  return Invalid(attribute.name, " is ", value, "; it is no real number");
+}
+
+absl::Status WantOutput(rapt_call* call, const char* name) {
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"call", call}}));
+  RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* output,
+                        FindRow(call->schema, "output", call->schema.outputs, name));
+  if (output->want != nullptr) output->want(*call->call);
+  return absl::OkStatus();
+}
+
+absl::Status PlanCall(const rapt_context* context, const rapt_call* call, rapt_plan** plan) {
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"call", call}, {"plan", plan}}));
+  RAPT_ASSIGN_OR_RETURN(auto op, call->call->Make());
+  RAPT_ASSIGN_OR_RETURN(rapt::Plan made, MakePlan(*op, context->options));
   std::string description = made.Describe();
-  *plan =
-      new rapt_plan{std::move(made), std::move(description), &kind, *std::move(op), call.inputs};
+  *plan = new rapt_plan{std::move(made), std::move(description), &call->schema, std::move(op),
+                        call->call->inputs()};
   return absl::OkStatus();
 }
 
-// Whether the call has numbers at all; otherwise its tensors may be null.
-bool HasElements(const rapt::TensorSpec& spec) {
-  return std::find(spec.shape.begin(), spec.shape.end(), 0) == spec.shape.end();
+absl::Status CheckIsOfCall(const rapt_plan& plan) {
+  if (plan.schema != nullptr) return absl::OkStatus();
+  return Invalid("plan is of rapt_problem; rapt_run runs it");
 }
 
-// Collects the tensors of an operator.
-class OperatorArguments {
- public:
-  explicit OperatorArguments(const rapt_plan& plan) : plan_(plan) {}
-
-  void Add(Role input, absl::string_view name, const void* data) {
-    Check(plan_.inputs[input], name, data);
-    arguments_.inputs[input].data = static_cast<const std::byte*>(data);
-  }
-  void AddOutput(Role output, absl::string_view name, void* data) {
-    Check(plan_.op->outputs()[output], name, data);
-    arguments_.outputs[output].data = static_cast<std::byte*>(data);
-  }
-  void AddLengths(absl::string_view name, const int64_t* lengths) {
-    const auto& spec = plan_.inputs[Role::kKeyLengths];
-    Check(spec, name, lengths);
-    if (spec) arguments_.key_lengths = {lengths, static_cast<size_t>(spec->shape[0])};
-  }
-
-  absl::Status Run(rapt_context* context, void* workspace, size_t workspace_bytes) const {
-    if (!status_.ok()) return status_;
-    rapt::MutexLock lock(context->running);
-    return rapt::Run(*plan_.op, plan_.plan, arguments_,
-                     WorkspaceOf(context, plan_.plan, workspace, workspace_bytes), context->pool);
-  }
-
- private:
-  void Check(const std::optional<rapt::TensorSpec>& spec, absl::string_view name,
-             const void* data) {
-    if (!spec || !HasElements(*spec) || data != nullptr || !status_.ok()) return;
-    status_ = Invalid(name, " is null");
-  }
-
-  const rapt_plan& plan_;
-  rapt::Arguments arguments_;
-  absl::Status status_;
-};
-
-// ---- Linear attention ---------------------------------------------------------------------------
-
-// The tensors of rapt_linear_arguments.
-constexpr std::pair<Role, const void * rapt_linear_arguments::*> kLinearInputs[] = {
-    {Role::kQ, &rapt_linear_arguments::query},
-    {Role::kK, &rapt_linear_arguments::key},
-    {Role::kV, &rapt_linear_arguments::value},
-    {rapt::linear::kPastState, &rapt_linear_arguments::past_state},
-    {rapt::linear::kPastNormalizer, &rapt_linear_arguments::past_normalizer},
-    {rapt::linear::kDecay, &rapt_linear_arguments::decay},
-    {rapt::linear::kBeta, &rapt_linear_arguments::beta},
-    {rapt::linear::kProjection, &rapt_linear_arguments::projection},
-};
-constexpr std::pair<Role, void * rapt_linear_arguments::*> kLinearOutputs[] = {
-    {Role::kY, &rapt_linear_arguments::output},
-    {rapt::linear::kPresentState, &rapt_linear_arguments::present_state},
-    {rapt::linear::kPresentNormalizer, &rapt_linear_arguments::present_normalizer},
-};
-
-absl::Status CheckLinearNumbers(const rapt_linear_problem& c) {
-  RAPT_RETURN_IF_ERROR(CheckNumbers({
-      {"dtype", c.dtype, RAPT_FP32, RAPT_FP64},
-      {"update_rule", c.update_rule, RAPT_GATED_DELTA, RAPT_DELTA},
-      {"batch", c.batch, 0, kMostCount},
-      {"query_heads", c.query_heads, 1, kMostSize},
-      {"kv_heads", c.kv_heads, 1, kMostSize},
-      {"tokens", c.tokens, 0, kMostCount},
-      {"key_size", c.key_size, 1, kMostSize},
-      {"value_size", c.value_size, 1, kMostSize},
-      {"decay_dtype", c.decay_dtype, 0, RAPT_FP64},
-      {"beta_dtype", c.beta_dtype, 0, RAPT_FP64},
-      {"past_dtype", c.past_dtype, 0, RAPT_FP64},
-      {"state_dtype", c.state_dtype, 0, RAPT_FP64},
-      {"feature_map", c.feature_map, RAPT_NO_FEATURE_MAP, RAPT_FAVOR},
-      {"projection_dtype", c.projection_dtype, 0, RAPT_FP64},
-      {"reserved", c.reserved, 0, 0},
-      {"num_features", c.num_features, 0, kMostSize},
-  }));
-  // CheckNumbers() has refused 0. NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
-  if (c.query_heads % c.kv_heads == 0) return absl::OkStatus();
-  return Invalid("query_heads is ", c.query_heads, "; it must be a multiple of kv_heads, ",
-                 c.kv_heads);
+absl::Status DescribeOutput(const rapt_plan* plan, const char* name, int32_t* dtype, int32_t* rank,
+                            int64_t* shape) {
+  RAPT_RETURN_IF_ERROR(
+      CheckNotNull({{"plan", plan}, {"dtype", dtype}, {"rank", rank}, {"shape", shape}}));
+  RAPT_RETURN_IF_ERROR(CheckIsOfCall(*plan));
+  RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* output,
+                        FindRow(*plan->schema, "output", plan->schema->outputs, name));
+  const std::optional<rapt::TensorSpec>& spec = plan->op->outputs()[output->role];
+  if (!spec) return Invalid("the plan does not have output ", name);
+  *dtype = RAPT_FP32 + static_cast<int32_t>(spec->dtype);
+  *rank = static_cast<int32_t>(spec->shape.size());
+  std::copy(spec->shape.begin(), spec->shape.end(), shape);
+  return absl::OkStatus();
 }
 
-rapt::UpdateRule RuleOf(int32_t rule) {
-  switch (rule) {
-    case RAPT_LINEAR:
-      return rapt::UpdateRule::kLinear;
-    case RAPT_GATED:
-      return rapt::UpdateRule::kGated;
-    case RAPT_DELTA:
-      return rapt::UpdateRule::kDelta;
-    default:
-      return rapt::UpdateRule::kGatedDelta;
+// Whether a call has the tensor, with numbers.
+bool HasElements(const std::optional<rapt::TensorSpec>& spec) {
+  return spec && std::find(spec->shape.begin(), spec->shape.end(), 0) == spec->shape.end();
+}
+
+// Sets the data of a tensor by its name; of one that the call does not have it does not matter.
+absl::Status AddTensor(const rapt_plan& plan, const rapt_tensor& tensor,
+                       rapt::Arguments& arguments) {
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"name", tensor.name}}));
+  const rapt::OperatorSchema& schema = *plan.schema;
+  const auto is_named = [&](const rapt::TensorSchema& row) { return row.name == tensor.name; };
+  const auto* const output = std::find_if(schema.outputs.begin(), schema.outputs.end(), is_named);
+  if (output != schema.outputs.end()) {
+    arguments.outputs[output->role].data = static_cast<std::byte*>(tensor.data);
+    return absl::OkStatus();
   }
-}
-
-// REQUIRES: the sizes are valid.
-rapt::LinearAttentionCall LinearCallOf(const rapt_linear_problem& c) {
-  rapt::LinearAttentionCall call;
-  const auto add = [&](Role role, int32_t type, const rapt::Shape& shape) {
-    if (type != 0) call.inputs[role] = rapt::TensorSpec{TypeOf(type), shape};
-  };
-  call.feature_map = static_cast<rapt::FeatureMap>(c.feature_map);
-  call.normalize = c.normalize != 0;
-  const bool is_favor = c.feature_map == RAPT_FAVOR;
-  const int64_t features = !is_favor            ? c.key_size
-                           : c.num_features > 0 ? c.num_features
-                                                : rapt::UsualFeatures(c.key_size);
-  const auto heads = [&](int64_t count, int64_t size) {
-    return rapt::Shape{c.batch, c.tokens, count * size};
-  };
-  add(Role::kQ, c.dtype, heads(c.query_heads, c.key_size));
-  add(Role::kK, c.dtype, heads(c.kv_heads, c.key_size));
-  add(Role::kV, c.dtype, heads(c.kv_heads, c.value_size));
-  add(rapt::linear::kPastState, c.past_dtype, {c.batch, c.kv_heads, features, c.value_size});
-  if (is_favor || call.normalize) {
-    add(rapt::linear::kPastNormalizer, c.past_dtype, {c.batch, c.kv_heads, features});
+  RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* input,
+                        FindRow(schema, "tensor", schema.inputs, tensor.name));
+  if (input->role != Role::kKeyLengths) {
+    arguments.inputs[input->role].data = static_cast<const std::byte*>(tensor.data);
+  } else if (const auto& lengths = plan.inputs[Role::kKeyLengths]; HasElements(lengths)) {
+    arguments.key_lengths = {static_cast<const int64_t*>(tensor.data),
+                             static_cast<size_t>(lengths->shape[0])};
   }
-  add(rapt::linear::kDecay, c.decay_dtype,
-      heads(c.kv_heads, c.has_key_decays != 0 ? c.key_size : 1));
-  add(rapt::linear::kBeta, c.beta_dtype, heads(c.has_one_beta != 0 ? 1 : c.kv_heads, 1));
-  add(rapt::linear::kProjection, c.projection_dtype, {features, c.key_size});
-  if (c.has_key_lengths != 0) {
-    call.inputs[Role::kKeyLengths] = rapt::TensorSpec{DType::kInt64, {c.batch}};
+  return absl::OkStatus();
+}
+
+absl::Status CheckComplete(const rapt_plan& plan, const rapt::Arguments& arguments) {
+  for (const rapt::TensorSchema& input : plan.schema->inputs) {
+    const void* const data = input.role == Role::kKeyLengths
+                                 ? static_cast<const void*>(arguments.key_lengths.data())
+                                 : arguments.inputs[input.role].data;
+    if (HasElements(plan.inputs[input.role]) && data == nullptr) {
+      return Invalid(input.name, " is missing or null");
+    }
   }
-  call.wants_present_state = c.wants_present_state != 0;
-  call.wants_present_normalizer = c.wants_present_normalizer != 0;
-  call.q_num_heads = c.query_heads;
-  call.kv_num_heads = c.kv_heads;
-  call.update_rule = RuleOf(c.update_rule);
-  call.scale = c.scale;
-  if (c.chunk_size != 0) call.chunk_size = c.chunk_size;
-  call.is_causal = c.bidirectional == 0;
-  if (c.num_features != 0) call.num_features = c.num_features;
-  if (c.seed != 0) call.seed = c.seed;
-  if (c.state_dtype != 0) call.state_type = TypeOf(c.state_dtype);
-  call.error_rows = c.error_rows;
-  return call;
-}
-
-absl::Status CreateLinearPlan(const rapt_context* context, const rapt_linear_problem* theirs,
-                              rapt_plan** plan) {
-  rapt_linear_problem c = {};
-  RAPT_RETURN_IF_ERROR(Adopt("problem", theirs, c));
-  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
-  RAPT_RETURN_IF_ERROR(CheckLinearNumbers(c));
-  const rapt::LinearAttentionCall call = LinearCallOf(c);
-  return CreateOperatorPlan(*context, kLinearPlan, call, MakeLinearAttention(call), plan);
-}
-
-absl::Status RunLinearPlan(rapt_context* context, const rapt_plan* plan,
-                           const rapt_linear_arguments* theirs, void* workspace,
-                           size_t workspace_bytes) {
-  rapt_linear_arguments c = {};
-  RAPT_RETURN_IF_ERROR(Adopt("arguments", theirs, c));
-  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
-  RAPT_RETURN_IF_ERROR(CheckKind(*plan, kLinearPlan));
-  OperatorArguments tensors(*plan);
-  const auto name = rapt::linear::NameOf;
-  for (const auto& [role, field] : kLinearInputs) tensors.Add(role, name(role), c.*field);
-  for (const auto& [role, field] : kLinearOutputs) tensors.AddOutput(role, name(role), c.*field);
-  tensors.AddOutput(rapt::linear::kRelativeError, name(rapt::linear::kRelativeError),
-                    c.relative_error);
-  tensors.AddLengths(name(Role::kKeyLengths), c.key_lengths);
-  return tensors.Run(context, workspace, workspace_bytes);
-}
-
-// ---- Attention by hashing -----------------------------------------------------------------------
-
-absl::Status CheckLshNumbers(const rapt_lsh_problem& c) {
-  return CheckNumbers({
-      {"dtype", c.dtype, RAPT_FP32, RAPT_FP64},
-      {"form", c.form, RAPT_REFORMER, RAPT_SIMPLE},
-      {"batch", c.batch, 0, kMostCount},
-      {"heads", c.heads, 0, kMostSize},
-      {"length", c.length, 0, kMostCount},
-      {"head_size", c.head_size, 1, kMostSize},
-      {"value_head_size", c.value_head_size, 1, kMostSize},
-      {"rotations_dtype", c.rotations_dtype, 0, RAPT_FP64},
-      {"num_hashes", c.num_hashes, 0, rapt::kMostHashes},
-      // The rotations' last axis follows from it.
-      {"num_buckets", c.num_buckets, c.rotations_dtype != 0 && c.form == RAPT_REFORMER ? 2 : 0,
-       kMostCount},
-  });
-}
-
-// REQUIRES: the numbers are valid.
-rapt::LshAttentionCall LshCallOf(const rapt_lsh_problem& c) {
-  rapt::LshAttentionCall call;
-  call.form = static_cast<rapt::LshForm>(c.form);
-  call.wants_buckets = c.wants_buckets != 0;
-  if (c.num_hashes != 0) call.num_hashes = c.num_hashes;
-  call.num_buckets = c.num_buckets;
-  call.chunk_length = c.chunk_length;
-  if (c.has_chunks_before != 0) call.chunks_before = c.chunks_before;
-  if (c.chunks_after != 0) call.chunks_after = c.chunks_after;
-  call.is_causal = c.causal != 0;
-  if (c.scale != 0) call.scale = c.scale;
-  const auto add = [&](Role role, int32_t type, const rapt::Shape& shape) {
-    call.inputs[role] = rapt::TensorSpec{TypeOf(type), shape};
-  };
-  const rapt::Shape keys = {c.batch, c.heads, c.length, c.head_size};
-  add(Role::kQ, c.dtype, keys);
-  if (c.form == RAPT_SIMPLE) add(Role::kK, c.dtype, keys);
-  add(Role::kV, c.dtype, {c.batch, c.heads, c.length, c.value_head_size});
-  if (c.rotations_dtype != 0) {
-    add(rapt::kLshRotations, c.rotations_dtype,
-        {c.has_head_rotations != 0 ? c.heads : 1, c.head_size, call.num_hashes,
-         c.form == RAPT_SIMPLE ? c.head_size : c.num_buckets / 2});
-  } else {
-    call.seed = c.seed;
+  for (const rapt::TensorSchema& output : plan.schema->outputs) {
+    if (HasElements(plan.op->outputs()[output.role]) &&
+        arguments.outputs[output.role].data == nullptr) {
+      return Invalid(output.name, " is missing or null");
+    }
   }
-  if (c.has_key_lengths != 0) {
-    call.inputs[Role::kKeyLengths] = rapt::TensorSpec{DType::kInt64, {c.batch}};
+  return absl::OkStatus();
+}
+
+absl::Status RunCall(rapt_context* context, const rapt_plan* plan, const rapt_tensor* tensors,
+                     size_t count, void* workspace, size_t workspace_bytes) {
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}, {"tensors", tensors}}));
+  RAPT_RETURN_IF_ERROR(CheckIsOfCall(*plan));
+  rapt::Arguments arguments;
+  for (const rapt_tensor& tensor : absl::MakeConstSpan(tensors, count)) {
+    RAPT_RETURN_IF_ERROR(AddTensor(*plan, tensor, arguments));
   }
-  return call;
-}
-
-absl::Status CreateLshPlan(const rapt_context* context, const rapt_lsh_problem* theirs,
-                           rapt_plan** plan) {
-  rapt_lsh_problem c = {};
-  RAPT_RETURN_IF_ERROR(Adopt("problem", theirs, c));
-  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
-  RAPT_RETURN_IF_ERROR(CheckLshNumbers(c));
-  const rapt::LshAttentionCall call = LshCallOf(c);
-  return CreateOperatorPlan(*context, kLshPlan, call, MakeLshAttention(call), plan);
-}
-
-absl::Status RunLshPlan(rapt_context* context, const rapt_plan* plan,
-                        const rapt_lsh_arguments* theirs, void* workspace, size_t workspace_bytes) {
-  rapt_lsh_arguments c = {};
-  RAPT_RETURN_IF_ERROR(Adopt("arguments", theirs, c));
-  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
-  RAPT_RETURN_IF_ERROR(CheckKind(*plan, kLshPlan));
-  OperatorArguments tensors(*plan);
-  tensors.Add(Role::kQ, "query", c.query);
-  tensors.Add(Role::kK, "key", c.key);
-  tensors.Add(Role::kV, "value", c.value);
-  tensors.Add(rapt::kLshRotations, "rotations", c.rotations);
-  tensors.AddLengths("key_lengths", c.key_lengths);
-  tensors.AddOutput(Role::kY, "output", c.output);
-  tensors.AddOutput(rapt::kLshBuckets, "buckets", c.buckets);
-  return tensors.Run(context, workspace, workspace_bytes);
+  RAPT_RETURN_IF_ERROR(CheckComplete(*plan, arguments));
+  rapt::MutexLock lock(context->running);
+  return Run(*plan->op, plan->plan, arguments,
+             WorkspaceOf(context, plan->plan, workspace, workspace_bytes), context->pool);
 }
 
 }  // namespace
@@ -857,30 +735,67 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
                  [&] { return RunPlan(context, plan, arguments, workspace, workspace_bytes); });
 }
 
-rapt_code rapt_linear_plan_create(const rapt_context* context, const rapt_linear_problem* problem,
-                                  rapt_plan** plan, char* message, size_t message_bytes) {
-  return Guarded({message, message_bytes},
-                 [&] { return CreateLinearPlan(context, problem, plan); });
+rapt_code rapt_call_create(const char* op, rapt_call** call, char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] { return CreateCall(op, call); });
 }
 
-rapt_code rapt_linear_run(rapt_context* context, const rapt_plan* plan,
-                          const rapt_linear_arguments* arguments, void* workspace,
-                          size_t workspace_bytes, char* message, size_t message_bytes) {
+void rapt_call_destroy(rapt_call* call) { delete call; }
+
+rapt_code rapt_call_set_input(rapt_call* call, const char* name, int32_t dtype, int32_t rank,
+                              const int64_t* shape, char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes},
+                 [&] { return SetInput(call, name, dtype, rank, shape); });
+}
+
+rapt_code rapt_call_set_integer(rapt_call* call, const char* name, int64_t value, char* message,
+                                size_t message_bytes) {
   return Guarded({message, message_bytes}, [&] {
-    return RunLinearPlan(context, plan, arguments, workspace, workspace_bytes);
+    return SetAttribute(call, name, [&](const rapt::AttributeSchema& attribute) {
+      return ParseValue(attribute, absl::StrCat(value));
+    });
   });
 }
 
-rapt_code rapt_lsh_plan_create(const rapt_context* context, const rapt_lsh_problem* problem,
-                               rapt_plan** plan, char* message, size_t message_bytes) {
-  return Guarded({message, message_bytes}, [&] { return CreateLshPlan(context, problem, plan); });
+rapt_code rapt_call_set_number(rapt_call* call, const char* name, double value, char* message,
+                               size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] {
+    return SetAttribute(call, name, [&](const rapt::AttributeSchema& attribute) {
+      return NumberOf(attribute, value);
+    });
+  });
 }
 
-rapt_code rapt_lsh_run(rapt_context* context, const rapt_plan* plan,
-                       const rapt_lsh_arguments* arguments, void* workspace, size_t workspace_bytes,
-                       char* message, size_t message_bytes) {
+rapt_code rapt_call_set_text(rapt_call* call, const char* name, const char* value, char* message,
+                             size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&]() -> absl::Status {
+    RAPT_RETURN_IF_ERROR(CheckNotNull({{"value", value}}));
+    return SetAttribute(call, name, [&](const rapt::AttributeSchema& attribute) {
+      return ParseValue(attribute, value);
+    });
+  });
+}
+
+rapt_code rapt_call_want(rapt_call* call, const char* output, char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] { return WantOutput(call, output); });
+}
+
+rapt_code rapt_call_plan(const rapt_context* context, const rapt_call* call, rapt_plan** plan,
+                         char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] { return PlanCall(context, call, plan); });
+}
+
+rapt_code rapt_plan_output(const rapt_plan* plan, const char* name, int32_t* dtype, int32_t* rank,
+                           int64_t shape[RAPT_MAX_RANK], char* message, size_t message_bytes) {
   return Guarded({message, message_bytes},
-                 [&] { return RunLshPlan(context, plan, arguments, workspace, workspace_bytes); });
+                 [&] { return DescribeOutput(plan, name, dtype, rank, shape); });
+}
+
+rapt_code rapt_call_run(rapt_context* context, const rapt_plan* plan, const rapt_tensor* tensors,
+                        size_t count, void* workspace, size_t workspace_bytes, char* message,
+                        size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] {
+    return RunCall(context, plan, tensors, count, workspace, workspace_bytes);
+  });
 }
 
 const char* rapt_version(void) {

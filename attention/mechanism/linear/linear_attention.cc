@@ -229,6 +229,12 @@ absl::Status CheckFavor(const LinearAttentionCall& call) {
   return absl::OkStatus();
 }
 
+// The features of favor, if the call does not say.
+int64_t UsualFeatures(int64_t key_size) {
+  const auto size = static_cast<double>(key_size);
+  return std::clamp<int64_t>(static_cast<int64_t>(size * std::log(size)), 1, kMostSize);
+}
+
 absl::StatusOr<int64_t> FeaturesOf(const LinearAttentionCall& call, int64_t key_size) {
   if (!IsFavor(call)) return key_size;
   const bool is_given = call.inputs[kProjection].has_value();
@@ -649,11 +655,6 @@ constexpr AttributeSchema kLinearAttributes[] = {
 const OperatorSchema kLinearAttention = {"linear_attention", kLinearInputs, kLinearOutputs,
                                          kLinearAttributes,
                                          NewCall<LinearAttentionCall, MakeLinearAttention>};
-
-int64_t UsualFeatures(int64_t key_size) {
-  const auto size = static_cast<double>(key_size);
-  return std::clamp<int64_t>(static_cast<int64_t>(size * std::log(size)), 1, kMostSize);
-}
 
 bool IsNormalized(const LinearAttentionCall& call) { return call.normalize || IsFavor(call); }
 

@@ -69,9 +69,6 @@ bool IsNormalized(const LinearAttentionCall& call);
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLinearAttention(
     const LinearAttentionCall& call);
 
-// The features of favor for this d_k, if the call does not say.
-int64_t UsualFeatures(int64_t key_size);
-
 }  // namespace rapt
 
 #endif  // RAPT_ATTENTION_MECHANISM_LINEAR_LINEAR_ATTENTION_H_

@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 from ._attention import AttendResult, Options, attend, attend_backward, attention, merge
-from ._operators import LinearOptions, LinearResult, LshOptions, LshResult, linear_attention, lsh_attention
+from ._operators import (
+    LinearOptions,
+    LinearResult,
+    LshOptions,
+    LshResult,
+    PositionalOptions,
+    RotaryOptions,
+    linear_attention,
+    lsh_attention,
+    positional_encoding,
+    rotary_embedding,
+)
 from ._plot import Figure, plot
 from ._run import get_num_threads, set_num_threads
 from ._version import VERSION as __version__
@@ -60,7 +71,9 @@ __all__ = [
     "LshOptions",
     "LshResult",
     "Options",
+    "PositionalOptions",
     "Retry",
+    "RotaryOptions",
     "StepOptions",
     "StepResult",
     "attend",
@@ -72,6 +85,8 @@ __all__ = [
     "lsh_attention",
     "merge",
     "plot",
+    "positional_encoding",
+    "rotary_embedding",
     "set_num_threads",
 ]
 

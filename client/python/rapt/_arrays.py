@@ -11,20 +11,17 @@ import numpy as np
 
 from . import capi
 
-# Types beyond those of rapt_dtype.
-INT32, INT64 = 6, 7
-
 NAMES = {
     capi.FP32: "float32",
     capi.FP16: "float16",
     capi.BF16: "bfloat16",
     capi.FP64: "float64",
     capi.BOOL: "bool",
-    INT32: "int32",
-    INT64: "int64",
+    capi.INT32: "int32",
+    capi.INT64: "int64",
 }
 FLOATS = (capi.FP32, capi.FP16, capi.BF16, capi.FP64)
-_SIZES = {capi.FP32: 4, capi.FP16: 2, capi.BF16: 2, capi.FP64: 8, capi.BOOL: 1, INT32: 4, INT64: 8}
+_SIZES = {capi.FP32: 4, capi.FP16: 2, capi.BF16: 2, capi.FP64: 8, capi.BOOL: 1, capi.INT32: 4, capi.INT64: 8}
 
 
 class Array(Protocol):
@@ -222,8 +219,8 @@ class DLPack:
         (4, 16): capi.BF16,
         (2, 64): capi.FP64,
         (6, 8): capi.BOOL,
-        (0, 32): INT32,
-        (0, 64): INT64,
+        (0, 32): capi.INT32,
+        (0, 64): capi.INT64,
     }
 
     @classmethod

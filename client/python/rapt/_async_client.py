@@ -111,6 +111,8 @@ class AsyncClient(_Asynchronous):
     attend_backward = _in_thread(Client.attend_backward)
     linear_attention = _in_thread(Client.linear_attention)
     lsh_attention = _in_thread(Client.lsh_attention)
+    rotary_embedding = _in_thread(Client.rotary_embedding)
+    positional_encoding = _in_thread(Client.positional_encoding)
     infer = _in_thread(Client.infer)
     diagnose = _in_thread(Client.diagnose)
     estimate_memory = _in_thread(Client.estimate_memory)

@@ -323,8 +323,8 @@ class _Filling:
             _TABLE: (capi.FP32, query),
             _LSE: (_lse_type(query),),
             _BOOL: (capi.BOOL,),
-            _INT32: (_arrays.INT32,),
-            _INT64: (_arrays.INT64,),
+            _INT32: (capi.INT32,),
+            _INT64: (capi.INT64,),
         }[slot.dtype]
         names = " or ".join(dict.fromkeys(_arrays.NAMES[code] for code in allowed))
         fix = f"{name} != 0 is bool" if name == "mask" else ""

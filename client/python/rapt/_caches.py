@@ -18,7 +18,7 @@ from ._arrays import A, Array, short_repr
 from ._attention import Number, boolean, check, choice, integer, real, text, window_sides
 from ._options import Option, describe, shows, unknown
 from ._reports import ENUMERATORS, CacheInfo, Diagnosis, Float, LayerShape, Storage, camel
-from ._server import CODES, DTYPES, Sent, Server, dtype_name, received
+from ._server import DTYPES, Sent, Server, dtype_name, received
 from .errors import CallError, InternalError, NotFound
 
 
@@ -495,6 +495,6 @@ class Caches:
             "softcap": real("softcap", given.get("softcap", 0)),
             "window": window_sides(given.get("window", (None, None))) or None,
             "want_lse": boolean("lse", given.get("lse", False)),
-            "output": CODES[choice("output", given["output"], DTYPES)] if "output" in given else None,
+            "output": choice("output", given["output"], DTYPES) if "output" in given else None,
             "share_prefix": 0 if boolean("share_prefix", given.get("share_prefix", True)) else 1,
         } | {name: Sent.of(name, x).message() for name, x in tensors.items() if x is not None}

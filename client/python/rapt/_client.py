@@ -29,19 +29,24 @@ from ._attention import (
 from ._caches import Cache, CacheItem, Caches, StepOptions, StepResult
 from ._http import Calls, Endpoint, Retry
 from ._operators import (
+    LINEAR,
+    LSH,
+    POSITIONAL,
+    ROTARY,
     LinearOptions,
     LinearResult,
     LshOptions,
     LshResult,
+    Operator,
+    PositionalOptions,
+    RotaryOptions,
     linear_call,
-    linear_problem,
     linear_result,
     lsh_call,
-    lsh_problem,
 )
 from ._options import shows
 from ._reports import CacheInfo, Diagnosis, Float, LayerShape, MemoryEstimates, ServerInfo, Storage, camel
-from ._server import CODES, Sent, Server, dtype_name, received
+from ._server import ONNX_TYPES, Sent, Server, dtype_name, received
 from .errors import Unavailable
 
 Path = str | os.PathLike[str]
@@ -90,37 +95,6 @@ def _outputs(call: Call, is_rows: bool, response: Mapping[str, Any]) -> dict[str
     outputs = {name: received(name, response.get(name), call.inputs["q"]) for name in call.wanted}
     of_rows = ("y", "dq", "dk", "dv", "d_relative_query") if is_rows else ()
     return {name: x[0] if name in of_rows else x for name, x in outputs.items()}
-
-
-def _linear_request(call: Call) -> dict[str, Any]:
-    """Likewise for rapt.linear_attention, the fields of LinearAttendRequest."""
-    tensors = {name: Sent.of(name, x) for name, x in call.inputs.items()}
-    problem, _ = linear_problem({name: x.layout for name, x in tensors.items()}, call.options, call.wanted)
-    request: dict[str, Any] = {name: x.message() for name, x in tensors.items() if name != "key_lengths"}
-    if "key_lengths" in tensors:
-        request["nonpad_kv_seqlen"] = tensors["key_lengths"].data.tolist()
-    for name in ("update_rule", "scale", "chunk_size", "feature_map", "normalize", "error_rows"):
-        request[name] = getattr(problem, name)
-    draws = problem.feature_map == capi.FEATURE_MAPS["favor"] and "projection" not in tensors
-    request["seed"] = problem.seed if draws else None
-    request |= {"q_num_heads": problem.query_heads, "kv_num_heads": problem.kv_heads, "is_causal": not problem.bidirectional}
-    request["num_features"] = problem.num_features or None
-    request["state_type"] = CODES.get(problem.state_dtype)
-    return request | {f"want_{name}": name in call.wanted for name in ("present_state", "present_normalizer")}
-
-
-_LSH_NAMES = {"q": "QK", "v": "V", "k": "K", "key_lengths": "nonpad_kv_seqlen", "y": "Y"}  # of the model's tensors
-
-
-def _lsh_parameters(call: Call, layouts: dict[str, Layout]) -> dict[str, Any]:
-    """Likewise for rapt.lsh_attention, the parameters of its model."""
-    problem, _ = lsh_problem(layouts, call.options, call.wanted)
-    names = ["num_hashes", "num_buckets", "chunk_length", "chunks_after"]
-    names += ["scale"] if problem.scale else []
-    names += ["chunks_before"] if problem.has_chunks_before else []
-    parameters = {name: getattr(problem, name) for name in names}
-    parameters |= {"form": "simple" if "k" in layouts else "reformer", "is_causal": bool(problem.causal)}
-    return parameters if call.options["seed"] is None else parameters | {"seed": call.options["seed"]}
 
 
 @functools.lru_cache(512)
@@ -262,30 +236,34 @@ class Client:
         self, query: A, key: Array, value: Array, *, timeout: float | None = None, **options: Unpack[LinearOptions]
     ) -> LinearResult[A]:
         """rapt.linear_attention() at the server. A state goes from call to call as past_state and past_normalizer."""
-        call = linear_call(query, key, value, options)
-        return self._server.compute(
-            "/rapt/v1/linear-attend",
-            _messages.LINEAR_ATTEND_REQUEST,
-            _linear_request(call),
-            _messages.LINEAR_ATTEND_RESPONSE,
-            lambda response: linear_result(
-                {name: received(name, response.get(name), query) for name in call.wanted}, response.get("plan", "")
-            ),
-            timeout,
-        )
+        return linear_result(*self._operate(LINEAR, linear_call(query, key, value, options), query, timeout))
 
     @shows(LshOptions)
     def lsh_attention(
         self, q: A, v: Array, *, timeout: float | None = None, **options: Unpack[LshOptions]
     ) -> LshResult[A]:
         """rapt.lsh_attention() at the server."""
-        call = lsh_call(q, v, options)
-        tensors = {name: Sent.of(name, x) for name, x in call.inputs.items()}
-        parameters = _lsh_parameters(call, {name: x.layout for name, x in tensors.items()})
-        inputs = {_LSH_NAMES.get(name, name): x for name, x in tensors.items()}
-        outputs = [_LSH_NAMES.get(name, name) for name in call.wanted]
-        answer = self._server.infer("lsh_attention", inputs, outputs, parameters, q, timeout)
-        return LshResult(answer.outputs["Y"], answer.outputs.get("buckets"), answer.plan)
+        outputs, plan = self._operate(LSH, lsh_call(q, v, options), q, timeout)
+        return LshResult(**outputs, plan=plan)
+
+    @shows(RotaryOptions)
+    def rotary_embedding(self, x: A, *, timeout: float | None = None, **options: Unpack[RotaryOptions]) -> A:
+        """rapt.rotary_embedding() at the server."""
+        return self._operate(ROTARY, ROTARY.call({"x": x}, "y", options), x, timeout)[0]["y"]
+
+    @shows(PositionalOptions)
+    def positional_encoding(self, x: A, *, timeout: float | None = None, **options: Unpack[PositionalOptions]) -> A:
+        """rapt.positional_encoding() at the server."""
+        return self._operate(POSITIONAL, POSITIONAL.call({"x": x}, "y", options), x, timeout)[0]["y"]
+
+    def _operate(self, operator: Operator, call: Call, like: A, timeout: float | None) -> tuple[dict[str, A], str]:
+        """The outputs and the plan of a call of an operator other than attention, by the model of its name."""
+        inputs = {operator.theirs(name): Sent.of(name, x) for name, x in call.inputs.items()}
+        parameters = {name: ONNX_TYPES.get(value, value) for name, value in call.options.items()}
+        names = {operator.theirs(name): name for name in call.wanted}
+        with operator.errors():
+            answer = self._server.infer(operator.name, inputs, list(names), parameters, like, timeout)
+        return {names[name]: x for name, x in answer.outputs.items()}, answer.plan
 
     def infer(
         self,

@@ -105,38 +105,6 @@ ATTEND_BACKWARD_RESPONSE: Schema = {
     "d_relative_query": (14, TENSOR),
     "d_additive_weight": (15, TENSOR),
 }
-LINEAR_ATTEND_REQUEST: Schema = {
-    "query": (1, TENSOR),
-    "key": (2, TENSOR),
-    "value": (3, TENSOR),
-    "past_state": (4, TENSOR),
-    "decay": (5, TENSOR),
-    "beta": (6, TENSOR),
-    "projection": (7, TENSOR),
-    "past_normalizer": (8, TENSOR),
-    "nonpad_kv_seqlen": (9, [INT]),
-    "q_num_heads": (10, INT),
-    "kv_num_heads": (11, INT),
-    "update_rule": (12, INT),
-    "scale": (13, DOUBLE),
-    "chunk_size": (14, INT),
-    "is_causal": (15, INT),
-    "feature_map": (16, INT),
-    "normalize": (17, INT),
-    "num_features": (18, INT),
-    "seed": (19, INT),
-    "state_type": (20, INT),
-    "error_rows": (21, INT),
-    "want_present_state": (22, INT),
-    "want_present_normalizer": (23, INT),
-}
-LINEAR_ATTEND_RESPONSE: Schema = {
-    "output": (1, TENSOR),
-    "present_state": (2, TENSOR),
-    "present_normalizer": (3, TENSOR),
-    "relative_error": (4, TENSOR),
-    "plan": (6, TEXT),
-}
 DIAGNOSE_REQUEST: Schema = {"call": (1, ATTEND_REQUEST)}
 APPEND_PART: Schema = {
     "cache": (1, TEXT),

@@ -1,64 +1,109 @@
-"""Linear attention, and attention by locality-sensitive hashing."""
+"""Operators other than attention: linear attention, attention by locality-sensitive hashing, and positions."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import contextlib
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, Required, TypedDict, Unpack
 
-from . import _arrays, _run, capi
+from . import _run, capi
 from ._arrays import A, Array, Layout, short_repr
-from ._attention import Call, Number, boolean, check, choice, integer, real, split, text
+from ._attention import Call, Number, boolean, check, choice, integer, real, split
 from ._options import REQUIRED, Option, describe, required, shows
 
 DType = Literal["float32", "float16", "bfloat16", "float64"]
-_DTYPES = {name: code for code, name in _arrays.NAMES.items() if code in _arrays.FLOATS}
+
+# What the library and the server call types.
+TYPES = {
+    "float32": "FP32",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float64": "FP64",
+    "bool": "BOOL",
+    "int32": "INT32",
+    "int64": "INT64",
+}
 
 
-class _Shapes:
-    """Compares shapes with axes given by name. The arrays of these operators are row-major."""
-
-    def __init__(self, layouts: dict[str, Layout], sizes: dict[str, int]) -> None:
-        self._layouts, self._sizes = layouts, sizes
-        for name, layout in layouts.items():
-            check(layout.strides is None, f"{name} is not contiguous", "use numpy.ascontiguousarray or contiguous()")
-
-    def __getitem__(self, axis: str) -> int:
-        return self._sizes[axis]
-
-    def axis(self, name: str, axis: int, rank: int) -> int:
-        """The size of an axis of a tensor that has this rank."""
-        shape = self._layouts[name].shape
-        check(len(shape) == rank, f"{name} has shape {text(shape)}; its rank must be {rank}")
-        return shape[axis]
-
-    def heads_in(self, name: str, heads: str) -> int:
-        """The size of a head, of a tensor [B, T, heads * size]."""
-        width = self.axis(name, 2, 3)
-        check(width % self[heads] == 0, f"{name}'s last axis is {width}; it must be a multiple of {heads}, {self[heads]}")
-        return width // self[heads]
-
-    def check(self, name: str, axes: str, dtype: int | None = None, **sizes: int) -> int:
-        """Returns the type, 0 of a tensor that is absent. `axes`: names, separated by commas, of which a product is
-        allowed. `dtype`: the one that it must have; else any float type."""
-        layout = self._layouts.get(name)
-        if layout is None:
-            return 0
-        allowed = _arrays.FLOATS if dtype is None else (dtype,)
-        names = " or ".join(_arrays.NAMES[code] for code in allowed)
-        check(layout.dtype in allowed, f"{name} has type {_arrays.NAMES[layout.dtype]}; it must be {names}")
-        self._sizes |= sizes
-        want = [_product(axis, self._sizes) for axis in axes.split(",")]
-        check(list(layout.shape) == want, f"{name} has shape {text(layout.shape)}; it must be [{axes}], {text(want)}")
-        return layout.dtype
+def _conversion(kind: Any) -> Callable[[str, Any], Any]:
+    """Of an attribute's value for the library, from the type of its option."""
+    kinds = {kind, *typing.get_args(kind)} - {type(None)}
+    if bool in kinds:
+        return lambda name, value: bool(boolean(name, value))
+    if float in kinds:
+        return real
+    if int in kinds:
+        return lambda name, value: integer(name, value, most=2**64 - 1)
+    (literal,) = (one for one in kinds if typing.get_origin(one) is Literal)
+    choices = {text: TYPES.get(text, text) for text in typing.get_args(literal)}
+    return lambda name, value: choice(name, value, choices)
 
 
-def _product(axis: str, sizes: dict[str, int]) -> int:
-    result = 1
-    for name in axis.split("*"):
-        result *= int(name) if name.strip().isdigit() else sizes[name.strip()]
-    return result
+class Operator:
+    """An operator of the library and of the server's models."""
+
+    def __init__(self, name: str, options: type, inputs: Sequence[str], outputs: Sequence[str], names: Mapping[str, str]) -> None:
+        """`inputs` and `outputs`: the options that are tensors, or ask for an output; all others are attributes. `names`: what
+        has another name at the library and the server."""
+        self.name = name
+        self._options, self._inputs, self._outputs = options, inputs, outputs
+        kinds = typing.get_type_hints(options)
+        self._conversions = {name: _conversion(kind) for name, kind in kinds.items() if name not in (*inputs, *outputs)}
+        self._theirs = {**names, **TYPES}
+        self._ours = {theirs: name for name, theirs in self._theirs.items()}
+
+    def theirs(self, name: str) -> str:
+        return self._theirs.get(name, name)
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Gives errors the names of here."""
+        try:
+            yield
+        except ValueError as error:
+            text = re.sub(rf"\b({'|'.join(self._ours)})\b", lambda found: self._ours[found[1]], str(error))
+            error.args = (text, *error.args[1:])
+            raise
+
+    def call(self, inputs: dict[str, Any], output: str, options: Mapping[str, Any]) -> Call:
+        """`output`: the one that every call has. The call's options are the attributes, with the library's names and values."""
+        given = split(inputs, options, self._inputs, self._options.__annotations__.keys() - set(self._inputs))
+        for name in required(self._options):
+            if name not in given:
+                raise TypeError(f"{name} is missing")
+        wanted = [name for name in self._outputs if boolean(name, given.pop(name, False))]
+        attributes = {self.theirs(name): self._conversions[name](name, value) for name, value in given.items()}
+        return Call(inputs, attributes, (output, *wanted))
+
+    def prepare(
+        self,
+        context: capi.Context,
+        layouts: dict[str, Layout],
+        attributes: dict[str, Any],
+        wanted: tuple[str, ...],
+        given: dict[str, Layout],
+    ) -> _run.Prepared:
+        call = capi.Call(self.name)
+        with self.errors():
+            for name, layout in layouts.items():
+                check(layout.strides is None, f"{name} is not contiguous", "use numpy.ascontiguousarray or contiguous()")
+                call.set_input(self.theirs(name), layout.dtype, layout.shape)
+            for name, value in attributes.items():
+                call.set_attribute(name, value)
+            for name in wanted:
+                call.want(self.theirs(name))
+            plan = capi.Plan(context, call)
+        outputs = [_run.Output(name, self.theirs(name), *plan.output(self.theirs(name))) for name in wanted]
+        return _run.Prepared(plan, None, [self.theirs(name) for name in layouts], outputs)
+
+    def run(self, call: Call) -> tuple[dict[str, Any], str]:
+        """Computes in this process: the outputs, and the plan."""
+        with self.errors():
+            results, plan = _run.run(self.prepare, *call)
+        return results, plan.description
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,9 +138,9 @@ class LinearOptions(TypedDict, total=False):
     feature_map: Annotated[Literal["none", "elu1", "relu", "favor"], Option("none", "of queries and keys")]
     normalize: Annotated[bool, Option(False, "divide by the sum of the products with keys")]
     num_features: Annotated[int | None, Option(None, "of favor; None: the rows of projection, or floor(d_k ln d_k)")]
-    seed: Annotated[int, Option(0, "of the directions of favor")]
+    seed: Annotated[int | None, Option(None, "of the directions of favor, if they are drawn; None: 0")]
     state_type: Annotated[DType | None, Option(None, "of present_state; None: past_state's, or query's")]
-    chunk_size: Annotated[int, Option(0, "a hint, which changes only the rounding; 0: 64")]
+    chunk_size: Annotated[int, Option(64, "a hint, which changes only the rounding")]
     error_rows: Annotated[int, Option(0, "of favor: rows whose error is measured")]
     present_state: Annotated[bool, Option(False, "return it")]
     present_normalizer: Annotated[bool, Option(False, "return it")]
@@ -103,20 +148,13 @@ class LinearOptions(TypedDict, total=False):
 
 describe(LinearOptions)
 
-_LINEAR_TENSORS = ("past_state", "past_normalizer", "decay", "beta", "projection", "key_lengths")
-
-
-def _given(options: Mapping[str, Any], kind: type, tensors: Sequence[str], inputs: dict[str, Any]) -> dict[str, Any]:
-    """Adds those options that are tensors to the inputs, and returns the others."""
-    given = split(inputs, options, tensors, kind.__annotations__.keys() - set(tensors))
-    for name in required(kind):
-        if name not in given:
-            raise TypeError(f"{name} is missing")
-    return given
-
-
-def _wanted(given: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    return [name for name in names if boolean(name, given.get(name, False))]
+LINEAR = Operator(
+    "linear_attention",
+    LinearOptions,
+    ("past_state", "past_normalizer", "decay", "beta", "projection", "key_lengths"),
+    ("present_state", "present_normalizer"),
+    {"query_heads": "q_num_heads", "kv_heads": "kv_num_heads", "causal": "is_causal", "key_lengths": "nonpad_kv_seqlen"},
+)
 
 
 @shows(LinearOptions)
@@ -126,101 +164,18 @@ def linear_attention(query: A, key: Array, value: Array, **options: Unpack[Linea
 
     query [B, T, Hq * d_k], key [B, T, Hkv * d_k] and value [B, T, Hkv * d_v] have one float type. All arrays are row-major.
     rapt.LinearOptions lists the options. Errors are those of attention()."""
-    results, plan = _run.run(_prepare_linear, *linear_call(query, key, value, options))
-    return linear_result(results, plan.description)
+    return linear_result(*LINEAR.run(linear_call(query, key, value, options)))
+
+
+def linear_call(query: Array, key: Array, value: Array, options: LinearOptions) -> Call:
+    call = LINEAR.call({"query": query, "key": key, "value": value}, "output", options)
+    return call._replace(wanted=(*call.wanted, "relative_error")) if call.options.get("error_rows") else call
 
 
 def linear_result(outputs: dict[str, Any], plan: str) -> LinearResult[Any]:
     if "relative_error" in outputs:
         outputs["relative_error"] = float(outputs["relative_error"][0])
     return LinearResult(**outputs, plan=plan)
-
-
-def linear_call(query: Array, key: Array, value: Array, options: LinearOptions) -> Call:
-    inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
-    given = _given(options, LinearOptions, _LINEAR_TENSORS, inputs)
-    wanted = _wanted(given, ("present_state", "present_normalizer"))
-    state_type = given.get("state_type")
-    fields = {
-        "query_heads": integer("query_heads", given["query_heads"], 1, 65536),
-        "kv_heads": integer("kv_heads", given["kv_heads"], 1, 65536),
-        "update_rule": choice("update_rule", given.get("update_rule", "gated_delta"), capi.UPDATE_RULES),
-        "scale": real("scale", given.get("scale", 0)),
-        "bidirectional": not boolean("causal", given.get("causal", True)),
-        "feature_map": choice("feature_map", given.get("feature_map", "none"), capi.FEATURE_MAPS),
-        "normalize": boolean("normalize", given.get("normalize", False)),
-        "num_features": integer("num_features", given["num_features"], 1, 65536) if "num_features" in given else 0,
-        "seed": integer("seed", given.get("seed", 0), 0, 2**64 - 1),
-        "state_dtype": 0 if state_type is None else choice("state_type", state_type, _DTYPES),
-        "chunk_size": integer("chunk_size", given.get("chunk_size", 0)),
-        "error_rows": integer("error_rows", given.get("error_rows", 0)),
-    }
-    return Call(inputs, fields, ("output", *wanted, *(["relative_error"] if fields["error_rows"] else [])))
-
-
-def _prepare_linear(
-    context: capi.Context,
-    layouts: dict[str, Layout],
-    options: dict[str, Any],
-    wanted: tuple[str, ...],
-    given: dict[str, Layout],
-) -> _run.Prepared:
-    return _prepared(context, layouts, *linear_problem(layouts, options, wanted))
-
-
-def linear_problem(
-    layouts: dict[str, Layout], options: dict[str, Any], wanted: tuple[str, ...]
-) -> tuple[capi.LinearProblem, list[_run.Output]]:
-    """The problem of a linear_call(), and its outputs."""
-    shapes = _Shapes(layouts, {"Hq": options["query_heads"], "Hkv": options["kv_heads"]})
-    batch, tokens = shapes.axis("query", 0, 3), shapes.axis("query", 1, 3)
-    key_size, value_size = shapes.heads_in("query", "Hq"), shapes.heads_in("value", "Hkv")
-    dtype = shapes.check("query", "B,T,Hq*d_k", B=batch, T=tokens, d_k=key_size, d_v=value_size)
-    shapes.check("key", "B,T,Hkv*d_k", dtype)
-    shapes.check("value", "B,T,Hkv*d_v", dtype)
-    features = key_size
-    if options["feature_map"] == capi.FEATURE_MAPS["favor"]:
-        if "projection" in layouts:
-            options = {**options, "num_features": options["num_features"] or shapes.axis("projection", 0, 2)}
-        features = options["num_features"] or _usual_features(key_size)
-    problem = capi.LinearProblem(
-        **options,
-        dtype=dtype,
-        batch=batch,
-        tokens=tokens,
-        key_size=key_size,
-        value_size=value_size,
-        projection_dtype=shapes.check("projection", "features,d_k", features=features),
-        past_dtype=shapes.check("past_state", "B,Hkv,features,d_v", features=features),
-        has_key_lengths=shapes.check("key_lengths", "B", _arrays.INT64) != 0,
-        wants_present_state="present_state" in wanted,
-        wants_present_normalizer="present_normalizer" in wanted,
-    )
-    if "past_normalizer" in layouts:
-        check("past_state" in layouts, "past_normalizer is given without past_state")
-        shapes.check("past_normalizer", "B,Hkv,features", problem.past_dtype)
-    elif "past_state" in layouts:
-        check(not (options["normalize"] or features != key_size), "past_normalizer is missing beside past_state")
-    if "decay" in layouts:
-        problem.has_key_decays = shapes.axis("decay", 2, 3) != options["kv_heads"]
-        problem.decay_dtype = shapes.check("decay", "B,T,Hkv*d_k" if problem.has_key_decays else "B,T,Hkv")
-    if "beta" in layouts:
-        problem.has_one_beta = shapes.axis("beta", 2, 3) == 1
-        problem.beta_dtype = shapes.check("beta", "B,T,1" if problem.has_one_beta else "B,T,Hkv")
-    state = options["state_dtype"] or problem.past_dtype or dtype
-    outputs = {
-        "output": (batch, tokens, options["query_heads"] * value_size),
-        "present_state": (batch, options["kv_heads"], features, value_size),
-        "present_normalizer": (batch, options["kv_heads"], features),
-        "relative_error": (1,),
-    }
-    types = {"output": dtype, "present_state": state, "present_normalizer": state, "relative_error": capi.FP32}
-    return problem, [_run.Output(name, name, outputs[name], types[name]) for name in wanted]
-
-
-def _usual_features(key_size: int) -> int:
-    """The library's default for favor."""
-    return max(1, math.floor(key_size * math.log(key_size)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,7 +212,13 @@ class LshOptions(TypedDict, total=False):
 
 describe(LshOptions)
 
-_LSH_TENSORS = ("k", "rotations", "key_lengths")
+LSH = Operator(
+    "lsh_attention",
+    LshOptions,
+    ("k", "rotations", "key_lengths"),
+    ("buckets",),
+    {"q": "QK", "k": "K", "v": "V", "y": "Y", "causal": "is_causal", "key_lengths": "nonpad_kv_seqlen"},
+)
 
 
 @shows(LshOptions)
@@ -267,79 +228,62 @@ def lsh_attention(q: A, v: Array, **options: Unpack[LshOptions]) -> LshResult[A]
 
     q [B, H, S, D] are queries and keys, v [B, H, S, Dv]. All arrays are row-major. rapt.LshOptions lists the options. Errors
     are those of attention()."""
-    results, plan = _run.run(_prepare_lsh, *lsh_call(q, v, options))
-    return LshResult(**results, plan=plan.description)
+    outputs, plan = LSH.run(lsh_call(q, v, options))
+    return LshResult(**outputs, plan=plan)
 
 
 def lsh_call(q: Array, v: Array, options: LshOptions) -> Call:
-    inputs: dict[str, Any] = {"q": q, "v": v}
-    given = _given(options, LshOptions, _LSH_TENSORS, inputs)
-    fields = {
-        "chunk_length": integer("chunk_length", given["chunk_length"]),
-        "num_hashes": integer("num_hashes", given.get("num_hashes", 1), 1, 1024),
-        "num_buckets": integer("num_buckets", given.get("num_buckets", 0)),
-        "has_chunks_before": "chunks_before" in given,
-        "chunks_before": integer("chunks_before", given.get("chunks_before", 0)),
-        "chunks_after": integer("chunks_after", given.get("chunks_after", 0)),
-        "seed": integer("seed", given["seed"], 0, 2**64 - 1) if "seed" in given else None,
-        "causal": boolean("causal", given.get("causal", False)),
-        "scale": real("scale", given.get("scale", 0)),
-    }
-    return Call(inputs, fields, ("y", *_wanted(given, ["buckets"])))
+    call = LSH.call({"q": q, "v": v}, "y", options)
+    call.options["form"] = "simple" if "k" in call.inputs else "reformer"
+    return call
 
 
-_LSH_FIELDS = {"q": "query", "k": "key", "v": "value", "y": "output"}
+class RotaryOptions(TypedDict, total=False):
+    """The options of rotary_embedding: cos_cache and sin_cache, or rope_theta. r numbers of each head are rotated."""
+
+    cos_cache: Annotated[Array | None, Option(None, "[M, r / 2] or [B, S, r / 2], float32 or x's type")]
+    sin_cache: Annotated[Array | None, Option(None, "as cos_cache")]
+    position_ids: Annotated[Array | None, Option(None, "[B, S], int64: the position of each token; None: 0, 1, 2, ...")]
+    interleaved: Annotated[bool, Option(False, "rotates pairs of neighbours, not of halves")]
+    num_heads: Annotated[int, Option(0, "of an x of 3 axes")]
+    rotary_embedding_dim: Annotated[int, Option(0, "r; 0: the size of a head")]
+    rope_theta: Annotated[Number | None, Option(None, "the base of angles, position * rope_theta ** (-2 t / r)")]
 
 
-def _prepare_lsh(
-    context: capi.Context,
-    layouts: dict[str, Layout],
-    options: dict[str, Any],
-    wanted: tuple[str, ...],
-    given: dict[str, Layout],
-) -> _run.Prepared:
-    return _prepared(context, layouts, *lsh_problem(layouts, options, wanted))
+describe(RotaryOptions)
+
+ROTARY = Operator(
+    "rotary_embedding",
+    RotaryOptions,
+    ("cos_cache", "sin_cache", "position_ids"),
+    (),
+    {"x": "X", "y": "Y"},
+)
 
 
-def lsh_problem(
-    layouts: dict[str, Layout], options: dict[str, Any], wanted: tuple[str, ...]
-) -> tuple[capi.LshProblem, list[_run.Output]]:
-    """The problem of an lsh_call(), and its outputs."""
-    shapes = _Shapes(layouts, {})
-    batch, heads, length, size = (shapes.axis("q", axis, 4) for axis in range(4))
-    value_size = shapes.axis("v", 3, 4)
-    dtype = shapes.check("q", "B,H,S,D", B=batch, H=heads, S=length, D=size, Dv=value_size)
-    shapes.check("k", "B,H,S,D", dtype)
-    shapes.check("v", "B,H,S,Dv", dtype)
-    is_simple = "k" in layouts
-    is_hashed = options["chunk_length"] < length
-    check(not is_hashed or "rotations" in layouts or options["seed"] is not None, "rotations and seed are missing")
-    problem = capi.LshProblem(
-        **options | {"seed": options["seed"] or 0},
-        dtype=dtype,
-        form=capi.LSH_FORMS["simple" if is_simple else "reformer"],
-        batch=batch,
-        heads=heads,
-        length=length,
-        head_size=size,
-        value_head_size=value_size,
-        has_key_lengths=shapes.check("key_lengths", "B", _arrays.INT64) != 0,
-        wants_buckets="buckets" in wanted,
-    )
-    if "rotations" in layouts:
-        problem.has_head_rotations = shapes.axis("rotations", 0, 4) != 1
-        last = size if is_simple else options["num_buckets"] // 2
-        axes = f"{'H' if problem.has_head_rotations else 1},D,num_hashes,last"
-        problem.rotations_dtype = shapes.check("rotations", axes, num_hashes=options["num_hashes"], last=last)
-    outputs = {
-        "y": ((batch, heads, length, value_size), dtype),
-        "buckets": ((batch, heads, options["num_hashes"], length), _arrays.INT32),
-    }
-    return problem, [_run.Output(name, _LSH_FIELDS.get(name, name), *outputs[name]) for name in wanted]
+@shows(RotaryOptions)
+def rotary_embedding(x: A, **options: Unpack[RotaryOptions]) -> A:
+    """The ONNX operator RotaryEmbedding of x [B, H, S, D], or [B, S, H * D] with num_heads. All arrays are row-major.
+    rapt.RotaryOptions lists the options. Errors are those of attention()."""
+    y: A = ROTARY.run(ROTARY.call({"x": x}, "y", options))[0]["y"]
+    return y
 
 
-def _prepared(
-    context: capi.Context, layouts: dict[str, Layout], problem: capi.Sized, outputs: list[_run.Output]
-) -> _run.Prepared:
-    plan = capi.Plan(context, problem)
-    return _run.Prepared(plan, plan.arguments_type(), [_LSH_FIELDS.get(name, name) for name in layouts], outputs)
+class PositionalOptions(TypedDict, total=False):
+    """The options of positional_encoding."""
+
+    table: Annotated[Array | None, Option(None, "[M, E] of at least S rows, float32 or x's type; None: sines and cosines")]
+    base: Annotated[Number | None, Option(None, "of their wavelengths; None: 10000")]
+
+
+describe(PositionalOptions)
+
+POSITIONAL = Operator("positional_encoding", PositionalOptions, ("table",), (), {"x": "X", "y": "Y"})
+
+
+@shows(PositionalOptions)
+def positional_encoding(x: A, **options: Unpack[PositionalOptions]) -> A:
+    """x [..., S, E] with a vector added to each position. All arrays are row-major. rapt.PositionalOptions lists the options.
+    Errors are those of attention()."""
+    y: A = POSITIONAL.run(POSITIONAL.call({"x": x}, "y", options))[0]["y"]
+    return y

@@ -19,7 +19,7 @@ _MOST_THREADS = 1024
 
 class Output(NamedTuple):
     name: str
-    field: str  # of the arguments
+    field: str  # of the arguments, or the name of the tensor
     shape: Shape
     dtype: int
 
@@ -27,17 +27,20 @@ class Output(NamedTuple):
 class Prepared:
     """A plan, and arguments that lack nothing but addresses."""
 
-    def __init__(self, plan: capi.Plan, arguments: capi.Sized, inputs: list[str], outputs: list[Output]) -> None:
-        """`inputs`: the fields of the call's inputs, in their order."""
+    def __init__(self, plan: capi.Plan, arguments: capi.Arguments | None, inputs: list[str], outputs: list[Output]) -> None:
+        """`arguments`: None for a plan of a call. `inputs`: the fields of its inputs, in their order."""
         self.plan = plan
-        self.words = array.array("q", bytes(arguments))  # all fields are words of 8 bytes
-        self.places = [self._place(arguments, field) for field in inputs]
-        self.outputs = [(output, self._place(arguments, output.field)) for output in outputs]
-
-    @staticmethod
-    def _place(arguments: capi.Sized, field: str) -> int:
-        offset: int = getattr(type(arguments), field).offset
-        return offset // 8
+        self.count: tuple[int, ...] = ()  # of tensors
+        if arguments is None:
+            names = inputs + [output.field for output in outputs]
+            self._tensors = capi.tensors(dict.fromkeys(names))  # alive: the words hold addresses of their names
+            self.words, self.count = array.array("q", bytes(self._tensors)), (len(names),)
+            places = {name: 2 * n + 1 for n, name in enumerate(names)}
+        else:
+            self.words = array.array("q", bytes(arguments))  # all fields are words of 8 bytes
+            places = {name: getattr(capi.Arguments, name).offset // 8 for name, *_ in capi.Arguments._fields_}
+        self.places = [places[field] for field in inputs]
+        self.outputs = [(output, places[output.field]) for output in outputs]
 
 
 # Makes what a call needs from the context, the layouts of inputs, the options, the wanted outputs and the layouts of
@@ -162,7 +165,7 @@ def run(
         result = kind.empty(like, output.shape, output.dtype)
         words[place] = kind.address(result)
         results[output.name] = result
-    prepared.plan.run(words.buffer_info()[0])
+    prepared.plan.run(words.buffer_info()[0], *prepared.count)
     if kind is _arrays.DLPack:
         results |= {name: kind.finish(like, result) for name, result in results.items() if name not in given}
     return results, prepared.plan

@@ -25,10 +25,6 @@ T = TypeVar("T")
 
 _PROTOBUF = "Content-Type: application/x-protobuf\r\n"
 
-# Of DataType.
-CODES = {code: code for code in range(1, 6)} | {_arrays.INT32: 8, _arrays.INT64: 9}
-_TYPES = {code: dtype for dtype, code in CODES.items()}
-
 _JSON_BYTES = "Inference-Header-Content-Length"
 # Of the Open Inference Protocol.
 _DATATYPES = {
@@ -37,9 +33,11 @@ _DATATYPES = {
     capi.BF16: "BF16",
     capi.FP64: "FP64",
     capi.BOOL: "BOOL",
-    _arrays.INT32: "INT32",
-    _arrays.INT64: "INT64",
+    capi.INT32: "INT32",
+    capi.INT64: "INT64",
 }
+# The values of parameters that are types.
+ONNX_TYPES = {"FP32": 1, "FP16": 10, "FP64": 11, "BF16": 16}
 _CODES_OF = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
 
 DTYPES = {name: code for code, name in _arrays.NAMES.items() if code in _arrays.FLOATS}
@@ -82,7 +80,7 @@ class Sent:
 @functools.lru_cache(1024)
 def _head(dtype: int, shape: tuple[int, ...], size: int) -> bytes:
     """What is before the elements in a message of a tensor."""
-    fields = _messages.encode(_messages.TENSOR, {"dtype": CODES[dtype], "shape": shape})
+    fields = _messages.encode(_messages.TENSOR, {"dtype": dtype, "shape": shape})
     return b"".join([*fields, _messages.head(_messages.TENSOR["data"][0], size)])
 
 
@@ -90,7 +88,7 @@ def received(name: str, tensor: Mapping[str, Any] | None, like: A) -> A:
     """Returns a new array of the kind of `like`. Raises ValueError or LookupError if the message is not a tensor."""
     if tensor is None:
         raise ValueError(f"{name} is absent")
-    dtype, shape = _TYPES[tensor.get("dtype", 0)], tuple(tensor["shape"])
+    dtype, shape = tensor.get("dtype", 0), tuple(tensor["shape"])
     return array_of(name, dtype, shape, tensor.get("data", memoryview(b"")), like)
 
 

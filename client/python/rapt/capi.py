@@ -8,18 +8,16 @@ import functools
 import os
 import pathlib
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-FP32, FP16, BF16, FP64, BOOL = 1, 2, 3, 4, 5
+FP32, FP16, BF16, FP64, BOOL, INT32, INT64 = 1, 2, 3, 4, 5, 8, 9
 
 # The names of enumerations, by value.
 SCORE_OUTPUTS = {"scores": 1, "softcapped": 2, "biased": 3, "weights": 4}
 SCORE_FUNCTIONS = {"dot_product": 0, "additive": 1}
 ALIGNMENTS = {"top_left": 0, "bottom_right": 1, "onnx": 2}
 NORMALIZERS = {"softmax": 0, "sparsemax": 1, "entmax15": 2, "entmax": 3}
-UPDATE_RULES = {"gated_delta": 0, "linear": 1, "gated": 2, "delta": 3}
-FEATURE_MAPS = {"none": 0, "elu1": 1, "relu": 2, "favor": 3}
-LSH_FORMS = {"reformer": 0, "simple": 1}
 
 # The bits of rapt_gradient, in their order: the suffixes of the fields d_query, d_key, ... of rapt_arguments.
 GRADIENTS = (
@@ -133,50 +131,15 @@ class Arguments(Sized):
     """)
 
 
-class LinearProblem(Sized):
-    _fields_ = _fields("""
-        int32_t dtype update_rule
-        int64_t batch query_heads kv_heads tokens key_size value_size
-        double scale
-        int32_t decay_dtype has_key_decays beta_dtype has_one_beta past_dtype state_dtype
-        int32_t wants_present_state wants_present_normalizer bidirectional has_key_lengths feature_map normalize
-        int32_t projection_dtype reserved
-        int64_t num_features
-        uint64_t seed
-        int64_t chunk_size error_rows
-    """)
+class NamedTensor(ctypes.Structure):
+    """rapt_tensor."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("data", ctypes.c_void_p)]
 
 
-class LinearArguments(Sized):
-    _fields_ = _fields("""
-        pointer query key value past_state past_normalizer decay beta projection key_lengths
-        pointer output present_state present_normalizer relative_error
-    """)
-
-
-class LshProblem(Sized):
-    _fields_ = _fields("""
-        int32_t dtype form
-        int64_t batch heads length head_size value_head_size
-        double scale
-        int64_t num_hashes num_buckets chunk_length chunks_before chunks_after
-        uint64_t seed
-        int32_t has_chunks_before causal rotations_dtype has_head_rotations has_key_lengths wants_buckets
-    """)
-
-
-class LshArguments(Sized):
-    _fields_ = _fields("""
-        pointer query key value rotations key_lengths output buckets
-    """)
-
-
-# The prefix of the functions of each kind of problem, and its arguments.
-KINDS: dict[type[Sized], tuple[str, type[Sized]]] = {
-    Problem: ("rapt_", Arguments),
-    LinearProblem: ("rapt_linear_", LinearArguments),
-    LshProblem: ("rapt_lsh_", LshArguments),
-}
+def tensors(addresses: Mapping[str, int | None]) -> ctypes.Array[NamedTensor]:
+    """The tensors of a plan of a Call by their names."""
+    return (NamedTensor * len(addresses))(*[NamedTensor(name.encode(), address) for name, address in addresses.items()])
 
 
 def library_path() -> pathlib.Path:
@@ -193,8 +156,10 @@ def _library() -> ctypes.CDLL:
         raise ImportError(
             f"{error}; RAPT_LIBRARY may name librapt_attention.so, which computes in this process; rapt.Client needs none"
         ) from error
-    pointer, code = ctypes.c_void_p, ctypes.c_int
+    pointer, code, string = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     text = [ctypes.c_char_p, ctypes.c_size_t]
+    run = [pointer, pointer, pointer]
+    workspace = [pointer, ctypes.c_size_t]
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "rapt_context_create": (code, [pointer, pointer, *text]),
         "rapt_context_destroy": (None, [pointer]),
@@ -202,10 +167,18 @@ def _library() -> ctypes.CDLL:
         "rapt_plan_workspace_bytes": (ctypes.c_size_t, [pointer]),
         "rapt_plan_description": (ctypes.c_char_p, [pointer]),
         "rapt_version": (ctypes.c_char_p, []),
+        "rapt_plan_create": (code, [pointer, pointer, pointer, *text]),
+        "rapt_run": (code, [*run, *workspace, *text]),
+        "rapt_call_create": (code, [string, pointer, *text]),
+        "rapt_call_destroy": (None, [pointer]),
+        "rapt_call_set_input": (code, [pointer, string, ctypes.c_int32, ctypes.c_int32, pointer, *text]),
+        "rapt_call_set_number": (code, [pointer, string, ctypes.c_double, *text]),
+        "rapt_call_set_text": (code, [pointer, string, string, *text]),
+        "rapt_call_want": (code, [pointer, string, *text]),
+        "rapt_call_plan": (code, [pointer, pointer, pointer, *text]),
+        "rapt_call_run": (code, [*run, ctypes.c_size_t, *workspace, *text]),
+        "rapt_plan_output": (code, [pointer, string, pointer, pointer, pointer, *text]),
     }
-    for prefix, _ in KINDS.values():
-        signatures[prefix + "plan_create"] = (code, [pointer, pointer, pointer, *text])
-        signatures[prefix + "run"] = (code, [pointer, pointer, pointer, pointer, ctypes.c_size_t, *text])
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -226,11 +199,15 @@ def _error(code: int) -> Exception:
     return _ERRORS.get(code, RuntimeError)(_message.buffer.value.decode(errors="replace"))
 
 
-def _create(function: Any, *arguments: Any) -> int:
-    handle = ctypes.c_void_p()
-    code = function(*arguments, ctypes.byref(handle), _message.buffer, _MESSAGE_BYTES)
+def _check(function: Any, *arguments: Any) -> None:
+    code = function(*arguments, _message.buffer, _MESSAGE_BYTES)
     if code != 0:
         raise _error(code)
+
+
+def _create(function: Any, *arguments: Any) -> int:
+    handle = ctypes.c_void_p()
+    _check(function, *arguments, ctypes.byref(handle))
     assert handle.value is not None
     return handle.value
 
@@ -260,18 +237,50 @@ class Context:
             self._destroy(self.handle)
 
 
+class Call:
+    """A call of an operator other than attention, by the names of rapt/attention.h. Not thread-safe. Raises ValueError with
+    the library's message."""
+
+    def __init__(self, operator: str) -> None:
+        self._library = _library()
+        self._destroy = self._library.rapt_call_destroy
+        self.handle: int | None = None  # for __del__, if this fails
+        self.handle = _create(self._library.rapt_call_create, operator.encode())
+
+    def __del__(self) -> None:
+        if self.handle is not None:
+            self._destroy(self.handle)
+
+    def set_input(self, name: str, dtype: int, shape: Sequence[int]) -> None:
+        axes = (ctypes.c_int64 * len(shape))(*shape)
+        _check(self._library.rapt_call_set_input, self.handle, name.encode(), dtype, len(shape), axes)
+
+    def set_attribute(self, name: str, value: bool | int | float | str) -> None:
+        if isinstance(value, float):
+            _check(self._library.rapt_call_set_number, self.handle, name.encode(), value)
+        else:
+            text = str(int(value)) if isinstance(value, bool) else str(value)
+            _check(self._library.rapt_call_set_text, self.handle, name.encode(), text.encode())
+
+    def want(self, output: str) -> None:
+        _check(self._library.rapt_call_want, self.handle, output.encode())
+
+
 class Plan:
-    """How the context computes a problem. Immutable. Raises ValueError, MemoryError, NotImplementedError, or
+    """How the context computes a problem or a call. Immutable. Raises ValueError, MemoryError, NotImplementedError, or
     RuntimeError for a backend or an instruction set that this machine lacks, with the library's message."""
 
-    def __init__(self, context: Context, problem: Sized) -> None:
-        prefix, self.arguments_type = KINDS[type(problem)]
-        library = _library()
+    def __init__(self, context: Context, problem: Problem | Call) -> None:
+        self._library = library = _library()
         self._destroy = library.rapt_plan_destroy
         self._handle: int | None = None  # for __del__, if this fails
         self._context = context
-        self._run = getattr(library, prefix + "run")
-        self._handle = _create(getattr(library, prefix + "plan_create"), context.handle, ctypes.byref(problem))
+        if isinstance(problem, Call):
+            self._run = library.rapt_call_run
+            self._handle = _create(library.rapt_call_plan, context.handle, problem.handle)
+        else:
+            self._run = library.rapt_run
+            self._handle = _create(library.rapt_plan_create, context.handle, ctypes.byref(problem))
         self.description: str = library.rapt_plan_description(self._handle).decode()
         self.workspace_bytes: int = library.rapt_plan_workspace_bytes(self._handle)
 
@@ -279,8 +288,16 @@ class Plan:
         if self._handle is not None:
             self._destroy(self._handle)
 
-    def run(self, arguments: Any) -> None:
-        """Computes; blocks without the GIL. `arguments`: ctypes.byref() of the plan's arguments, or their address."""
-        code = self._run(self._context.handle, self._handle, arguments, None, 0, _message.buffer, _MESSAGE_BYTES)
+    def output(self, name: str) -> tuple[tuple[int, ...], int]:
+        """Shape and type of an output of a call."""
+        dtype, rank, shape = ctypes.c_int32(), ctypes.c_int32(), (ctypes.c_int64 * 8)()
+        result = (ctypes.byref(dtype), ctypes.byref(rank), shape)
+        _check(self._library.rapt_plan_output, self._handle, name.encode(), *result)
+        return tuple(shape[: rank.value]), dtype.value
+
+    def run(self, *arguments: Any) -> None:
+        """Computes; blocks without the GIL. `arguments`: ctypes.byref() of rapt_arguments, or their address; of a call that of
+        the tensors, and their number."""
+        code = self._run(self._context.handle, self._handle, *arguments, None, 0, _message.buffer, _MESSAGE_BYTES)
         if code != 0:
             raise _error(code)

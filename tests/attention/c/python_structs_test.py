@@ -24,8 +24,6 @@ TYPES = {
     "const void*": ctypes.c_void_p,
     "void*": ctypes.c_void_p,
     "const int64_t*": ctypes.c_void_p,
-    "float*": ctypes.c_void_p,
-    "int32_t*": ctypes.c_void_p,
     "rapt_input": capi.Tensor,
     "rapt_output": capi.Tensor,
 }
@@ -53,17 +51,15 @@ class PythonStructsTest(unittest.TestCase):
             "rapt_context_options": capi.ContextOptions,
             "rapt_problem": capi.Problem,
             "rapt_arguments": capi.Arguments,
-            "rapt_linear_problem": capi.LinearProblem,
-            "rapt_linear_arguments": capi.LinearArguments,
-            "rapt_lsh_problem": capi.LshProblem,
-            "rapt_lsh_arguments": capi.LshArguments,
+            "rapt_tensor": capi.NamedTensor,
             "rapt_input": capi.Tensor,
             "rapt_output": capi.Tensor,
         }.items():
             self.assertEqual(fields_of(struct), copy._fields_, struct)
 
     def test_every_enumeration_has_the_values_of_the_header(self):
-        types = {"fp32": capi.FP32, "fp16": capi.FP16, "bf16": capi.BF16, "fp64": capi.FP64, "bool": capi.BOOL}
+        names = ("FP32", "FP16", "BF16", "FP64", "BOOL", "INT32", "INT64")
+        types = {name.lower(): getattr(capi, name) for name in names}
         for enum, copy in {
             "rapt_dtype": types,
             "rapt_score_output": {"no_scores": 0, **capi.SCORE_OUTPUTS},
@@ -71,9 +67,6 @@ class PythonStructsTest(unittest.TestCase):
             "rapt_alignment": capi.ALIGNMENTS,
             "rapt_normalizer": capi.NORMALIZERS,
             "rapt_gradient": {f"d_{name}": 1 << bit for bit, name in enumerate(capi.GRADIENTS)},
-            "rapt_update_rule": capi.UPDATE_RULES,
-            "rapt_feature_map": {name.replace("none", "no_feature_map"): n for name, n in capi.FEATURE_MAPS.items()},
-            "rapt_lsh_form": capi.LSH_FORMS,
         }.items():
             self.assertEqual(values_of(enum), copy, enum)
 

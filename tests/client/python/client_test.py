@@ -202,13 +202,13 @@ def test_arrays_are_not_changed(client):
         (lambda c: c.attend_backward(Q, K, V, Q), ValueError, r"dy has shape \[2, 4, 6, 8\]"),
         (lambda c: c.attend_backward(Q, K, V, Q, gradients=["dx"]), ValueError, "gradients has 'dx'"),
         (lambda c: c.linear_attention(Q[0], Q[0], Q[0], query_heads=1), TypeError, "kv_heads is missing"),
-        (lambda c: c.linear_attention(Q[0], Q[0], Q[0], query_heads=3, kv_heads=1), ValueError, "query's last axis is 8"),
+        (lambda c: c.linear_attention(Q[0], Q[0], Q[0], query_heads=3, kv_heads=1, update_rule="linear"), ValueError, "query_heads is 3"),
         (lambda c: c.linear_attention(Q, Q, Q, query_heads=1, kv_heads=1), ValueError, "query has shape"),
         (lambda c: c.linear_attention(Q[0], Q[0], Q[0], **LINEAR, gate=1), TypeError, "there is no option gate"),
         (lambda c: c.linear_attention(Q[0], Q[0], Q[0], **LINEAR, causal="yes"), TypeError, "causal is 'yes'; it must be True or"),
         (lambda c: c.linear_attention(Q[0], Q[0], Q[0], **LINEAR, gates=None), TypeError, "there is no option gates"),
         (lambda c: c.lsh_attention(Q, Q, chunk_length=3, buckets="no"), TypeError, "buckets is 'no'; it must be True or False"),
-        (lambda c: c.lsh_attention(Q, Q, chunk_length=3), ValueError, "rotations and seed are missing"),
+        (lambda c: c.lsh_attention(Q, Q, chunk_length=3), ValueError, "rotations is missing; it or seed must be given"),
         (lambda c: c.infer("none", {"Q": Q}), LookupError, "unknown model 'none'"),
         (lambda c: c.infer("a/b c", {"Q": Q}), LookupError, "a/b c"),
         (lambda c: c.infer("attention", {}), ValueError, "inputs is empty"),
@@ -365,6 +365,11 @@ def test_models_by_their_names(client, dtype):
     table = normal(7, 8).astype(dtype)
     added = client.infer("positional_encoding", {"X": x[0], "table": table}, ["Y"])["Y"]
     np.testing.assert_allclose(added.astype(float), x[0].astype(float) + table[:5].astype(float), rtol=1e-2, atol=1e-2)
+    for call in (
+        lambda side: side.rotary_embedding(x, rope_theta=10000, interleaved=True),
+        lambda side: side.positional_encoding(x[0], table=table),
+    ):
+        np.testing.assert_array_equal(call(client), call(rapt))
     outputs = client.infer("attention", {"Q": x, "K": x, "V": x}, ["lse", "Y"], parameters={"is_causal": True})
     np.testing.assert_array_equal(outputs["Y"], client.attend(x, x, x, causal=True).y)
     assert outputs["lse"].shape == (1, 2, 5)

@@ -1,4 +1,4 @@
-"""The ONNX operators' own backend tests for Attention and LinearAttention, in process."""
+"""The ONNX operators' own backend tests for Attention, LinearAttention and RotaryEmbedding, in process."""
 
 import numpy as np
 import onnx
@@ -8,7 +8,7 @@ from attention_client import assert_close
 from linear_test import CASES as LINEAR_CASES
 from linear_test import INPUTS as LINEAR_INPUTS
 from linear_test import assert_close as assert_linear_close
-from onnx_test import CASES, INPUTS, OUTPUTS, by_name
+from onnx_test import CASES, INPUTS, OUTPUTS, ROTARY_CASES, ROTARY_INPUTS, by_name
 
 ARGUMENTS = dict(zip(INPUTS, ("q", "k", "v", "mask", "past_key", "past_value", "key_lengths")))
 STEPS = ("scores", "softcapped", "biased", "weights")
@@ -63,3 +63,14 @@ def test_onnx_linear_case(case):
         for got, want in zip((result.output, result.present_state), outputs):
             assert got.dtype == want.dtype
             assert_linear_close(got, np.asarray(want))
+
+
+@pytest.mark.parametrize("case", ROTARY_CASES, ids=lambda case: case.name)
+def test_onnx_rotary_case(case):
+    (node,) = case.model.graph.node
+    options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    for inputs, (want,) in case.data_sets:
+        arrays = by_name(ROTARY_INPUTS, node.input, inputs)
+        got = rapt.rotary_embedding(arrays.pop("X"), **arrays, **options)
+        assert got.dtype == want.dtype
+        assert_close("Y", got, want)

@@ -1,4 +1,4 @@
-"""rapt.linear_attention and rapt.lsh_attention. onnx_in_process_test.py has the ONNX operator's cases."""
+"""Operators other than attention. onnx_in_process_test.py has the ONNX operator's cases."""
 
 import ml_dtypes
 import numpy as np
@@ -84,23 +84,23 @@ QUERY = normal(2, 6, 24)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     (
-        ({"query_heads": 5}, ValueError, "query's last axis is 24; it must be a multiple of Hq, 5"),
-        ({"query_heads": 0}, ValueError, "query_heads is 0; it must be from 1 to 65536"),
-        ({"query_heads": 2, "kv_heads": 4}, ValueError, r"key has shape \[2, 6, 24\]; it must be \[B,T,Hkv\*d_k\], \[2, 6, 48\]"),
+        ({"query_heads": 5}, ValueError, r"query_heads is 5; with query \[2, 6, 24\] it must be at least 1 and divide 24"),
+        ({"query_heads": 0}, ValueError, "query_heads is 0; with query"),
+        ({"query_heads": 2, "kv_heads": 4}, ValueError, "key has heads of 6; they must be as query's, 12"),
         ({"key": normal(2, 5, 24)}, ValueError, r"key has shape \[2, 5, 24\]"),
-        ({"key": normal(2, 6, 24, dtype=np.float64)}, ValueError, "key has type float64; it must be float32"),
-        ({"query": QUERY[0]}, ValueError, "its rank must be 3"),
+        ({"key": normal(2, 6, 24, dtype=np.float64)}, ValueError, "key has type float64; it must be query's, float32"),
+        ({"query": QUERY[0]}, ValueError, r"query has shape \[6, 24\]; it must be \[B, T, H \* d\]"),
         ({"query": normal(6, 2, 24).swapaxes(0, 1)}, ValueError, "query is not contiguous"),
-        ({"decay": normal(2, 6, 5)}, ValueError, "decay has shape"),
-        ({"beta": normal(2, 6, 3)}, ValueError, "beta has shape"),
+        ({"update_rule": "gated", "decay": normal(2, 6, 5)}, ValueError, "decay has shape"),
+        ({"update_rule": "delta", "beta": normal(2, 6, 3)}, ValueError, "beta has shape"),
         ({"past_state": normal(2, 4, 6, 5)}, ValueError, "past_state has shape"),
-        ({"past_normalizer": normal(2, 4, 6)}, ValueError, "past_normalizer is given without past_state"),
-        ({"past_state": normal(2, 4, 6, 6), "normalize": True}, ValueError, "past_normalizer is missing"),
+        ({"past_normalizer": normal(2, 4, 6)}, ValueError, "past_normalizer is given; it needs normalize or feature_map favor"),
+        ({"past_state": normal(2, 4, 6, 6), "normalize": True}, ValueError, "past_state and past_normalizer must be given both or neither"),
         ({"update_rule": "fast"}, ValueError, "update_rule is 'fast'; it must be one of gated_delta, linear"),
         ({"feature_map": "relu2"}, ValueError, "feature_map is 'relu2'"),
         ({"state_type": "int8"}, ValueError, "state_type is 'int8'"),
-        ({"num_features": 0}, ValueError, "num_features is 0"),
-        ({"seed": -1}, ValueError, "seed is -1"),
+        ({"feature_map": "favor", "num_features": 0}, ValueError, "num_features is 0"),
+        ({"seed": -1}, ValueError, "seed is '-1'; it must be an integer from 0"),
         ({"key_lengths": [6, 7]}, ValueError, "7"),
     ),
 )
@@ -145,13 +145,52 @@ def test_a_seed_draws_the_same_rotations():
         ({"chunk_length": 7}, "chunk_length is 7"),
         ({"num_buckets": 5}, "num_buckets is 5"),
         ({"num_hashes": 0}, "num_hashes is 0"),
-        ({"seed": None}, "rotations and seed are missing"),
-        ({"rotations": normal(1, 16, 1, 3), "num_buckets": 8}, r"rotations has shape \[1, 16, 1, 3\]; it must be"),
+        ({"rotations": normal(1, 16, 1, 4)}, "rotations and seed are both set"),
+        ({"seed": None}, "rotations is missing; it or seed must be given"),
+        ({"rotations": normal(1, 16, 1, 3), "seed": None, "num_buckets": 8}, r"rotations has shape \[1, 16, 1, 3\]; it must be"),
         ({"v": normal(1, 2, 60, 8)}, r"v has shape \[1, 2, 60, 8\]"),
-        ({"q": normal(2, 64, 16)}, "q has shape .* its rank must be 4"),
+        ({"q": normal(2, 64, 16)}, r"q has shape \[2, 64, 16\]; it must be \[B, H, S, D\]"),
     ),
 )
 def test_lsh_errors_name_the_argument(change, message):
     arguments = {"q": normal(1, 2, 64, 16), "v": normal(1, 2, 64, 8), "chunk_length": 16, "seed": 1}
     with pytest.raises(ValueError, match=message):
         rapt.lsh_attention(**arguments | change)
+
+
+@pytest.mark.parametrize("options", ({}, {"interleaved": True, "rotary_embedding_dim": 8}), ids=("halves", "neighbours"))
+def test_rotary_embedding_by_angles_or_caches(options):
+    x, pairs = normal(2, 3, 10, 16), options.get("rotary_embedding_dim", 16) // 2
+    angles = np.arange(10)[:, None] * 100.0 ** (-np.arange(pairs) / pairs)
+    caches = {"cos_cache": np.cos(angles).astype("f4"), "sin_cache": np.sin(angles).astype("f4")}
+    by_angles = rapt.rotary_embedding(x, rope_theta=100, **options)
+    assert_close(by_angles, rapt.rotary_embedding(x, **caches, **options))
+    np.testing.assert_array_equal(by_angles[:, :, 0], x[:, :, 0])
+    flat = np.ascontiguousarray(x.swapaxes(1, 2)).reshape(2, 10, 48)
+    want = by_angles.swapaxes(1, 2).reshape(2, 10, 48)
+    np.testing.assert_array_equal(rapt.rotary_embedding(flat, rope_theta=100, num_heads=3, **options), want)
+
+
+def test_positional_encoding():
+    x = normal(2, 7, 6)
+    angles = np.arange(7)[:, None] * 50.0 ** (-np.arange(0, 6, 2) / 6)
+    encoding = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(7, 6)
+    assert_close(rapt.positional_encoding(x, base=50), x + encoding)
+    table = normal(9, 6)
+    assert_close(rapt.positional_encoding(x, table=table), x + table[:7])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    (
+        (lambda: rapt.rotary_embedding(QUERY, rope_theta=1), ValueError, "num_heads"),
+        (lambda: rapt.rotary_embedding(QUERY[None], cos_cache=normal(6, 12)), ValueError, "sin_cache"),
+        (lambda: rapt.rotary_embedding(QUERY, heads=4), TypeError, "there is no option heads; did you mean num_heads"),
+        (lambda: rapt.positional_encoding(QUERY, base=0), ValueError, "base is 0; it must be positive and finite"),
+        (lambda: rapt.positional_encoding(QUERY[0, 0]), ValueError, r"x has shape \[24\]"),
+        (lambda: rapt.positional_encoding(QUERY.astype(int)), ValueError, "x has type int64; it must be float32, float16"),
+    ),
+)
+def test_errors_of_positions_name_the_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,4 +1,4 @@
-/* Exact attention in process: the C interface of librapt_attention.so.
+/* Attention in process: the C interface of librapt_attention.so.
  *
  *     Q, K = rotary(Q), rotary(K)           if requested
  *     S = scale * Q (K + Rk)^T, or additive:  Rk and Rv: vectors of the distance, if any
@@ -68,7 +68,9 @@ typedef enum rapt_dtype {
   RAPT_FP16 = 2, /* IEEE 754 binary16 */
   RAPT_BF16 = 3, /* the upper half of an FP32 */
   RAPT_FP64 = 4,
-  RAPT_BOOL = 5 /* one byte, zero or nonzero; masks only */
+  RAPT_BOOL = 5,  /* one byte, zero or nonzero; masks only */
+  RAPT_INT32 = 8, /* of inputs and outputs of rapt_call alone, as RAPT_INT64 */
+  RAPT_INT64 = 9
 } rapt_dtype;
 
 /* The step above to return in addition to O, [B, Hq, Sq, T] in Q's type. */
@@ -382,146 +384,111 @@ typedef struct rapt_arguments {
 rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_arguments* arguments,
                    void* workspace, size_t workspace_bytes, char* message, size_t message_bytes);
 
-/* --- Linear attention ------------------------------------------------------------------------ */
+/* --- Other operators ------------------------------------------------------------------------- */
 
-/* The ONNX operator LinearAttention (opset 27): a state S of d_k x d_v numbers for each key/value
- * head instead of keys. For each token t
+/* A call of an operator by its name, with tensors and attributes by theirs:
  *
- *     S = e^decay S + k u^T,  output = scale S^T q
+ *     rapt_call* call;
+ *     rapt_call_create("linear_attention", &call, NULL, 0);
+ *     const int64_t shape[] = {1, tokens, heads * size};
+ *     rapt_call_set_input(call, "query", RAPT_FP32, 3, shape, NULL, 0); ... key and value
+ *     rapt_call_set_integer(call, "q_num_heads", heads, NULL, 0); ... kv_num_heads
+ *     rapt_call_set_text(call, "update_rule", "linear", NULL, 0);
+ *     rapt_call_plan(context, call, &plan, message, sizeof(message));
+ *     const rapt_tensor tensors[] = {{"query", q}, {"key", k}, {"value", v}, {"output", o}};
+ *     rapt_call_run(context, plan, tensors, 4, NULL, 0, message, sizeof(message));
  *
- * with u = value, or by a delta rule u = beta (value - (e^decay S)^T k). Letters: B, Hq and Hkv as
- * above, T tokens, d_k and d_v the sizes of a head of keys and values. Sums are in FP32, or in FP64
- * for FP64. */
-typedef enum rapt_update_rule {
-  RAPT_GATED_DELTA = 0, /* decay and beta */
-  RAPT_LINEAR = 1,
-  RAPT_GATED = 2, /* decay */
-  RAPT_DELTA = 3  /* beta */
-} rapt_update_rule;
+ * The operators. Letters: B, Hq, Hkv, D and Dv as above, T or S tokens, H heads, E the size of a
+ * token, d_k and d_v the sizes of a head of keys and values. Tensors in brackets are optional. An
+ * attribute that is not set has its default, which is in parentheses.
+ *
+ * linear_attention: the ONNX operator LinearAttention (opset 27), a state S of d_k x d_v numbers
+ * for each key/value head instead of keys. For each token S = e^decay S + k u^T and output =
+ * scale S^T q, with u = value, or by a delta rule u = beta (value - (e^decay S)^T k).
+ *   inputs      query [B, T, Hq * d_k], key [B, T, Hkv * d_k], value [B, T, Hkv * d_v],
+ *               [decay] [B, T, Hkv] or [B, T, Hkv * d_k], [beta] [B, T, Hkv] or [B, T, 1],
+ *               [past_state] [B, Hkv, features, d_v], where features are d_k, or num_features of
+ *               favor, [past_normalizer] [B, Hkv, features], beside past_state if the output is
+ *               normalized, [projection] [num_features, d_k], the directions of favor,
+ *               [nonpad_kv_seqlen] [B], INT64: tokens from there on do not count
+ *   outputs     output [B, T, Hq * d_v]; if wanted present_state and present_normalizer, as the
+ *               past ones; with error_rows relative_error [1], FP32
+ *   attributes  q_num_heads, kv_num_heads, update_rule (gated_delta, with decay and beta), linear,
+ *               gated, with decay, or delta, with beta, scale (0: 1 / sqrt(d_k)), is_causal (1),
+ *               feature_map (none), elu1, relu or favor: FAVOR+, which estimates softmax attention,
+ *               normalize (0): divide by the sum of the products with keys, num_features
+ *               (floor(d_k ln d_k)), seed (0) of favor's directions, state_type (past_state's, or
+ *               query's) of present_state, chunk_size (64), a hint, error_rows (0): rows whose
+ *               error as an estimate of softmax is measured
+ *
+ * lsh_attention: "Reformer: The Efficient Transformer" (Kitaev et al. 2020): in each round, tokens
+ * are sorted by their bucket and position and cut into chunks, and a chunk sees itself and its
+ * neighbours.
+ *   inputs      QK [B, H, S, D], queries and keys, V [B, H, S, Dv], [K] [B, H, S, D], of the simple
+ *               form, [rotations] [1 or H, D, num_hashes, num_buckets / 2], of the simple form [1
+ *               or H, D, num_hashes, D], [nonpad_kv_seqlen] [B], INT64
+ *   outputs     Y [B, H, S, Dv]; if wanted buckets [B, H, num_hashes, S], INT32, that of padding is
+ *               num_buckets
+ *   attributes  form (reformer): a token sees itself only if it sees no other, rounds are weighted
+ *               by their lse, or simple, as in tutorials: hashes K, chunks see themselves alone,
+ *               rounds count equally, num_hashes (1), num_buckets (0: the largest power of two up
+ *               to 2 S / chunk_length), even, chunk_length, a divisor of S, or at least S: then
+ *               nothing is hashed, chunks_before (1, of simple 0), chunks_after (0), is_causal (0),
+ *               scale (1 / sqrt(D)), seed of the rotations, needed without them
+ *
+ * rotary_embedding: the ONNX operator RotaryEmbedding (opset 23).
+ *   inputs      X [B, H, S, D] or [B, S, H * D], [cos_cache] and [sin_cache] [M, r / 2] or
+ *               [B, S, r / 2], [position_ids] [B, S], INT64
+ *   outputs     Y, as X
+ *   attributes  interleaved (0), num_heads (0), of an X of rank 3, rotary_embedding_dim (0: D), r,
+ *               rope_theta: angles position * rope_theta^(-2t / r) in place of the caches
+ *
+ * positional_encoding: adds a vector to each position.
+ *   inputs      X [..., S, E], [table] [M, E] with M >= S rows, otherwise sines and cosines
+ *   outputs     Y, as X
+ *   attributes  base (10000) of their wavelengths */
+typedef struct rapt_call rapt_call;
 
-/* What stands for queries and keys. */
-typedef enum rapt_feature_map {
-  RAPT_NO_FEATURE_MAP = 0,
-  RAPT_ELU1 = 1, /* x + 1 if x > 0, else e^x */
-  RAPT_RELU = 2, /* max(x, 0) */
-  RAPT_FAVOR = 3 /* FAVOR+: num_features random features, whose quotient estimates softmax
-                     attention; RAPT_LINEAR only */
-} rapt_feature_map;
+rapt_code rapt_call_create(const char* op, rapt_call** call, char* message, size_t message_bytes);
+void rapt_call_destroy(rapt_call* call); /* NULL is a no-op. */
 
-typedef struct rapt_linear_problem {
-  size_t struct_size;
-  int32_t dtype; /* rapt_dtype of query, key, value and output: a float type */
-  int32_t update_rule;
-  int64_t batch;
-  int64_t query_heads;
-  int64_t kv_heads;
-  int64_t tokens;
-  int64_t key_size;   /* d_k, 1 to 65536 */
-  int64_t value_size; /* d_v, 1 to 65536 */
-  double scale;       /* 0: 1 / sqrt(d_k) */
-  int32_t decay_dtype;
-  int32_t has_key_decays; /* decay has a number for each of the d_k numbers of a key */
-  int32_t beta_dtype;
-  int32_t has_one_beta; /* beta has one number for all heads */
-  int32_t past_dtype;   /* 0: no past_state */
-  int32_t state_dtype;  /* of the present ones; 0: the past's, else dtype */
-  int32_t wants_present_state;
-  int32_t wants_present_normalizer;
-  int32_t bidirectional; /* every query sees all tokens; RAPT_LINEAR only */
-  int32_t has_key_lengths;
-  int32_t feature_map;
-  int32_t normalize; /* divide by scale * q . sum of keys; RAPT_LINEAR only; of favor always */
-  int32_t projection_dtype; /* of favor; 0: drawn from seed */
-  int32_t reserved;         /* 0 */
-  int64_t num_features;     /* of favor; 0: the rows of projection are floor(d_k ln d_k) */
-  uint64_t seed;
-  int64_t chunk_size; /* a hint; 0: 64 */
-  int64_t
-      error_rows; /* of favor: rows whose error as an estimate of softmax is measured, to 65536 */
-} rapt_linear_problem;
+/* The type and shape of an input, row-major. Set again, the last one counts. */
+rapt_code rapt_call_set_input(rapt_call* call, const char* name, int32_t dtype, int32_t rank,
+                              const int64_t* shape, char* message, size_t message_bytes);
 
-/* Row-major. Tensors that the problem does not use are ignored. REQUIRES: outputs overlap no other
- * tensor. */
-typedef struct rapt_linear_arguments {
-  size_t struct_size;
-  const void* query;           /* [B, T, Hq * d_k] */
-  const void* key;             /* [B, T, Hkv * d_k] */
-  const void* value;           /* [B, T, Hkv * d_v] */
-  const void* past_state;      /* [B, Hkv, features, d_v]; features are d_k, or favor's */
-  const void* past_normalizer; /* [B, Hkv, features], with past_state if the output is normalized */
-  const void* decay;           /* [B, T, Hkv] or [B, T, Hkv * d_k], not positive */
-  const void* beta;            /* [B, T, Hkv] or [B, T, 1] */
-  const void* projection;      /* [num_features, d_k] */
-  const int64_t* key_lengths;  /* [B], 0 to T; tokens from there on do not count */
-  void* output;                /* [B, T, Hq * d_v] */
-  void* present_state;         /* as past_state */
-  void* present_normalizer;    /* as past_normalizer */
-  float* relative_error;       /* one number, with error_rows */
-} rapt_linear_arguments;
+/* An attribute: a whole number, also one of 0 and 1 for a switch; a number; a text that names one
+ * of several values, a type such as "FP16" or any number. */
+rapt_code rapt_call_set_integer(rapt_call* call, const char* name, int64_t value, char* message,
+                                size_t message_bytes);
+rapt_code rapt_call_set_number(rapt_call* call, const char* name, double value, char* message,
+                               size_t message_bytes);
+rapt_code rapt_call_set_text(rapt_call* call, const char* name, const char* value, char* message,
+                             size_t message_bytes);
 
-/* As rapt_plan_create and rapt_run. A plan is run by the function of its own kind. */
-rapt_code rapt_linear_plan_create(const rapt_context* context, const rapt_linear_problem* problem,
-                                  rapt_plan** plan, char* message, size_t message_bytes);
-rapt_code rapt_linear_run(rapt_context* context, const rapt_plan* plan,
-                          const rapt_linear_arguments* arguments, void* workspace,
-                          size_t workspace_bytes, char* message, size_t message_bytes);
+/* Asks for an output that a call has only if it is wanted. Others may be named as well. */
+rapt_code rapt_call_want(rapt_call* call, const char* output, char* message, size_t message_bytes);
 
-/* --- Attention by locality-sensitive hashing -------------------------------------------------- */
+/* As rapt_plan_create. The plan is independent of the call, which may be changed or destroyed. */
+rapt_code rapt_call_plan(const rapt_context* context, const rapt_call* call, rapt_plan** plan,
+                         char* message, size_t message_bytes);
 
-/* "Reformer: The Efficient Transformer" (Kitaev et al. 2020): in each round, tokens are sorted by
- * their bucket and position and cut into chunks, and a chunk sees itself and its neighbours.
- * Letters: B, D and Dv as above, H heads, S tokens, R rounds, n buckets, c tokens in a chunk. */
-typedef enum rapt_lsh_form {
-  RAPT_REFORMER = 0, /* queries are keys; a token sees itself only if it sees no other; rounds are
-                        weighted by their lse */
-  RAPT_SIMPLE = 1 /* of tutorials: hashes keys; chunks see themselves alone; rounds count equally */
-} rapt_lsh_form;
+#define RAPT_MAX_RANK 8
 
-typedef struct rapt_lsh_problem {
-  size_t struct_size;
-  int32_t dtype; /* rapt_dtype of query, key, value and output: a float type */
-  int32_t form;
-  int64_t batch;
-  int64_t heads;
-  int64_t length;
-  int64_t head_size;       /* D, 1 to 65536 */
-  int64_t value_head_size; /* Dv, 1 to 65536 */
-  double scale;            /* 0: 1 / sqrt(D) */
-  int64_t num_hashes;      /* R, to 1024; 0: 1 */
-  int64_t num_buckets;   /* n, even; 0: the largest power of two up to 2 S / c; RAPT_SIMPLE: 0 or D;
-                            with rotations of RAPT_REFORMER not 0 */
-  int64_t chunk_length;  /* c, a divisor of S, or at least S: then nothing is hashed */
-  int64_t chunks_before; /* neighbours that a chunk sees, with has_chunks_before; else 1, or 0
-                            of RAPT_SIMPLE */
-  int64_t chunks_after;
-  uint64_t seed; /* of the rotations, if they are drawn */
-  int32_t has_chunks_before;
-  int32_t causal;             /* RAPT_REFORMER only */
-  int32_t rotations_dtype;    /* 0: drawn from seed */
-  int32_t has_head_rotations; /* each head has its own rotations */
-  int32_t has_key_lengths;
-  int32_t wants_buckets;
-} rapt_lsh_problem;
+/* Type and shape of an output. RAPT_INVALID_ARGUMENT if the plan does not have it. */
+rapt_code rapt_plan_output(const rapt_plan* plan, const char* name, int32_t* dtype, int32_t* rank,
+                           int64_t shape[RAPT_MAX_RANK], char* message, size_t message_bytes);
 
-/* Row-major. Tensors that the problem does not use are ignored. REQUIRES: outputs overlap no other
- * tensor. */
-typedef struct rapt_lsh_arguments {
-  size_t struct_size;
-  const void* query;          /* [B, H, S, D]; of RAPT_REFORMER also the keys */
-  const void* key;            /* [B, H, S, D], of RAPT_SIMPLE */
-  const void* value;          /* [B, H, S, Dv] */
-  const void* rotations;      /* [H or 1, D, R, n / 2]; of RAPT_SIMPLE [H or 1, D, R, D] */
-  const int64_t* key_lengths; /* [B], 0 to S; tokens from there on do not count */
-  void* output;               /* [B, H, S, Dv] */
-  int32_t* buckets;           /* [B, H, R, S]; that of padding is n */
-} rapt_lsh_arguments;
+/* The data of an input, which is only read, or of an output. */
+typedef struct rapt_tensor {
+  const char* name;
+  void* data;
+} rapt_tensor;
 
-/* As rapt_plan_create and rapt_run. */
-rapt_code rapt_lsh_plan_create(const rapt_context* context, const rapt_lsh_problem* problem,
-                               rapt_plan** plan, char* message, size_t message_bytes);
-rapt_code rapt_lsh_run(rapt_context* context, const rapt_plan* plan,
-                       const rapt_lsh_arguments* arguments, void* workspace, size_t workspace_bytes,
-                       char* message, size_t message_bytes);
+/* As rapt_run, for a plan of rapt_call_plan. Tensors without elements may be absent or null.
+ * REQUIRES: outputs overlap no other tensor, but Y may be X of rotary_embedding. */
+rapt_code rapt_call_run(rapt_context* context, const rapt_plan* plan, const rapt_tensor* tensors,
+                        size_t count, void* workspace, size_t workspace_bytes, char* message,
+                        size_t message_bytes);
 
 /* "0.1.0" */
 const char* rapt_version(void);

@@ -1,0 +1,502 @@
+// Operators other than attention through the C interface, compared with the operators in C++.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/operator_schema.h"
+#include "rapt/attention.h"
+#include "tests/support/run_operator.h"
+#include "tests/support/tensor.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Input {
+  std::string name;
+  Shape shape;
+  double low = -1, high = 1;           // of random numbers
+  std::vector<int64_t> integers = {};  // instead of them
+};
+
+struct Case {
+  std::string op;
+  std::vector<Input> inputs;
+  std::vector<std::pair<std::string, std::string>> attributes;
+  std::vector<std::string> wants = {};
+};
+
+// B 2, T 9, Hq 4, Hkv 2, d_k 5, d_v 7.
+Case Linear(std::string rule, std::vector<Input> inputs = {},
+            std::vector<std::pair<std::string, std::string>> attributes = {},
+            std::vector<std::string> wants = {"present_state"}) {
+  Case c{"linear_attention",
+         {{"query", {2, 9, 20}}, {"key", {2, 9, 10}, -0.4, 0.4}, {"value", {2, 9, 14}}},
+         {{"q_num_heads", "4"}, {"kv_num_heads", "2"}, {"update_rule", std::move(rule)}},
+         std::move(wants)};
+  c.inputs.insert(c.inputs.end(), inputs.begin(), inputs.end());
+  c.attributes.insert(c.attributes.end(), attributes.begin(), attributes.end());
+  return c;
+}
+
+// B 2, H 3, S 24, D 8, Dv 5.
+Case Lsh(std::vector<std::pair<std::string, std::string>> attributes,
+         std::vector<Input> inputs = {}) {
+  Case c{"lsh_attention",
+         {{"QK", {2, 3, 24, 8}}, {"V", {2, 3, 24, 5}}},
+         {{"num_hashes", "2"}, {"chunk_length", "6"}},
+         {"buckets"}};
+  c.inputs.insert(c.inputs.end(), inputs.begin(), inputs.end());
+  c.attributes.insert(c.attributes.end(), attributes.begin(), attributes.end());
+  return c;
+}
+
+std::vector<Case> Cases() {
+  const Input past = {"past_state", {2, 2, 5, 7}}, head_decay = {"decay", {2, 9, 2}, -1, 0},
+              key_decay = {"decay", {2, 9, 10}, -1, 0}, beta = {"beta", {2, 9, 1}, 0, 1},
+              lengths = {"nonpad_kv_seqlen", {2}, 0, 0, {3, 9}};
+  const Input key = {"K", {2, 3, 24, 8}}, padded = {"nonpad_kv_seqlen", {2}, 0, 0, {24, 19}};
+  const Input cos = {"cos_cache", {50, 4}}, sin = {"sin_cache", {50, 4}};
+  return {
+      Linear("gated_delta", {head_decay, beta, past, lengths}),
+      Linear("gated_delta", {key_decay, beta, past, lengths}, {{"state_type", "FP64"}}),
+      Linear("linear", {}, {{"scale", "0.3"}, {"chunk_size", "4"}}),
+      Linear("gated", {head_decay}),
+      Linear("delta", {{"beta", {2, 9, 2}, 0, 1}}, {}, {}),
+      Linear("linear", {}, {{"feature_map", "elu1"}, {"normalize", "true"}},
+             {"present_state", "present_normalizer"}),
+      Linear("linear", {},
+             {{"feature_map", "favor"},
+              {"num_features", "6"},
+              {"is_causal", "0"},
+              {"seed", "18446744073709551615"},
+              {"error_rows", "10"}},
+             {"present_normalizer", "relative_error"}),
+      Linear("linear",
+             {{"projection", {6, 5}, -2, 2},
+              {"past_state", {2, 2, 6, 7}, 0, 1},
+              {"past_normalizer", {2, 2, 6}, 1, 2}},
+             {{"feature_map", "favor"}}),
+      Lsh({{"num_buckets", "4"}, {"seed", "5"}, {"is_causal", "1"}}, {padded}),
+      Lsh({{"form", "simple"}, {"seed", "5"}}, {key}),
+      Lsh({{"form", "simple"}}, {key, {"rotations", {3, 8, 2, 8}}}),
+      Lsh({{"num_buckets", "4"}, {"scale", "0.7"}, {"chunks_before", "0"}, {"chunks_after", "1"}},
+          {{"rotations", {1, 8, 2, 2}}}),
+      {"rotary_embedding", {{"X", {2, 3, 9, 8}}}, {{"rope_theta", "10000"}}},
+      {"rotary_embedding", {{"X", {2, 3, 9, 8}}, cos, sin}, {{"interleaved", "true"}}},
+      {"rotary_embedding",
+       {{"X", {2, 3, 24}}, cos, sin, {"position_ids", {2, 3}, 0, 0, {0, 7, 49, 2, 2, 1}}},
+       {{"num_heads", "3"}}},
+      {"positional_encoding", {{"X", {2, 9, 6}}}, {{"base", "100"}}},
+      {"positional_encoding", {{"X", {3, 2, 9, 6}}, {"table", {11, 6}}}, {}},
+      {"positional_encoding", {{"X", {0, 9, 6}}}, {}},
+  };
+}
+
+DType TypeOf(const Input& input) {
+  return input.integers.empty() ? DType::kFloat32 : DType::kInt64;
+}
+
+int32_t CodeOf(DType dtype) { return RAPT_FP32 + static_cast<int32_t>(dtype); }
+
+size_t BytesOf(const TensorSpec& spec) {
+  int64_t bytes = SizeOf(spec.dtype);
+  for (const int64_t axis : spec.shape) bytes *= axis;
+  return static_cast<size_t>(bytes);
+}
+
+template <typename Row>
+const Row& RowOf(absl::Span<const Row> rows, const std::string& name) {
+  for (const Row& row : rows) {
+    if (row.name == name) return row;
+  }
+  ADD_FAILURE() << "no " << name;
+  return rows[0];
+}
+
+// The bytes of tensors by their names.
+using Tensors = std::map<std::string, std::vector<std::byte>>;
+
+Tensors InputsOf(const Case& c) {
+  Rng rng(1);
+  Tensors tensors;
+  for (const Input& input : c.inputs) {
+    std::vector<std::byte>& bytes = tensors[input.name];
+    bytes.resize(BytesOf({TypeOf(input), input.shape}));
+    if (!input.integers.empty()) {
+      std::memcpy(bytes.data(), input.integers.data(), bytes.size());
+      continue;
+    }
+    for (size_t at = 0; at < bytes.size(); at += sizeof(float)) {
+      const auto value = static_cast<float>(Uniform(rng, input.low, input.high));
+      std::memcpy(bytes.data() + at, &value, sizeof(value));
+    }
+  }
+  return tensors;
+}
+
+std::shared_ptr<const TensorOperator> OperatorOf(const Case& c) {
+  const OperatorSchema& schema = *FindOperator(c.op);
+  const std::unique_ptr<SchemaCall> call = schema.new_call();
+  for (const Input& input : c.inputs) {
+    call->inputs()[RowOf(schema.inputs, input.name).role] = {TypeOf(input), input.shape};
+  }
+  for (const auto& [name, text] : c.attributes) {
+    const AttributeSchema& attribute = RowOf(schema.attributes, name);
+    attribute.set(*call, ParseValue(attribute, text).value());
+  }
+  for (const std::string& name : c.wants) {
+    const TensorSchema& output = RowOf(schema.outputs, name);
+    if (output.want != nullptr) output.want(*call);
+  }
+  return call->Make().value();
+}
+
+// The outputs by the operator in C++.
+Tensors Expected(const Case& c, const TensorOperator& op, Tensors& inputs) {
+  const OperatorSchema& schema = *FindOperator(c.op);
+  Arguments arguments;
+  for (const Input& input : c.inputs) {
+    const Role role = RowOf(schema.inputs, input.name).role;
+    arguments.inputs[role].data = inputs[input.name].data();
+    if (role == Role::kKeyLengths) arguments.key_lengths = input.integers;
+  }
+  Tensors outputs;
+  for (const TensorSchema& output : schema.outputs) {
+    const auto& spec = op.outputs()[output.role];
+    if (!spec) continue;
+    std::vector<std::byte>& bytes = outputs[std::string(output.name)];
+    bytes.resize(BytesOf(*spec));
+    arguments.outputs[output.role].data = bytes.data();
+  }
+  RunOperator(op, arguments, {.threads = 2});
+  return outputs;
+}
+
+class CCallTest : public ::testing::Test {
+ protected:
+  CCallTest() {
+    const rapt_context_options options = {.struct_size = sizeof(options), .threads = 2};
+    EXPECT_EQ(rapt_context_create(&options, &context_, message_, sizeof(message_)), RAPT_OK);
+  }
+  ~CCallTest() override {
+    rapt_call_destroy(call_);
+    rapt_plan_destroy(plan_);
+    rapt_context_destroy(context_);
+  }
+
+  void Create(const Case& c) {
+    rapt_call_destroy(call_);
+    ASSERT_EQ(rapt_call_create(c.op.c_str(), &call_, message_, sizeof(message_)), RAPT_OK);
+    for (const Input& input : c.inputs) {
+      ASSERT_EQ(SetInput(input.name.c_str(), CodeOf(TypeOf(input)), input.shape), RAPT_OK)
+          << message_;
+    }
+    for (const auto& [name, text] : c.attributes) {
+      ASSERT_EQ(SetText(name.c_str(), text.c_str()), RAPT_OK) << message_;
+    }
+    for (const std::string& name : c.wants) {
+      ASSERT_EQ(rapt_call_want(call_, name.c_str(), message_, sizeof(message_)), RAPT_OK)
+          << message_;
+    }
+  }
+  rapt_code SetInput(const char* name, int32_t dtype, const Shape& shape) {
+    return rapt_call_set_input(call_, name, dtype, static_cast<int32_t>(shape.size()), shape.data(),
+                               message_, sizeof(message_));
+  }
+  rapt_code SetText(const char* name, const char* value) {
+    return rapt_call_set_text(call_, name, value, message_, sizeof(message_));
+  }
+  rapt_code SetInteger(const char* name, int64_t value) {
+    return rapt_call_set_integer(call_, name, value, message_, sizeof(message_));
+  }
+  rapt_code SetNumber(const char* name, double value) {
+    return rapt_call_set_number(call_, name, value, message_, sizeof(message_));
+  }
+  rapt_code Plan() {
+    rapt_plan_destroy(plan_);
+    plan_ = nullptr;
+    return rapt_call_plan(context_, call_, &plan_, message_, sizeof(message_));
+  }
+  rapt_code Run(const std::vector<rapt_tensor>& tensors) {
+    return rapt_call_run(context_, plan_, tensors.data(), tensors.size(), nullptr, 0, message_,
+                         sizeof(message_));
+  }
+  // The type and shape of an output of the plan.
+  TensorSpec Output(const std::string& name) {
+    int32_t dtype = 0, rank = 0;
+    int64_t shape[RAPT_MAX_RANK];
+    EXPECT_EQ(
+        rapt_plan_output(plan_, name.c_str(), &dtype, &rank, shape, message_, sizeof(message_)),
+        RAPT_OK)
+        << message_;
+    return {static_cast<DType>(dtype - RAPT_FP32), Shape(shape, shape + rank)};
+  }
+
+  rapt_context* context_ = nullptr;
+  rapt_call* call_ = nullptr;
+  rapt_plan* plan_ = nullptr;
+  char message_[RAPT_MESSAGE_BYTES] = "";
+};
+
+std::vector<rapt_tensor> PointersTo(Tensors& tensors) {
+  std::vector<rapt_tensor> pointers;
+  for (auto& [name, bytes] : tensors) pointers.push_back({name.c_str(), bytes.data()});
+  return pointers;
+}
+
+TEST_F(CCallTest, ReturnsTheBitsOfTheOperator) {
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(c.op);
+    Tensors tensors = InputsOf(c);
+    const auto op = OperatorOf(c);
+    const Tensors want = Expected(c, *op, tensors);
+    Create(c);
+    ASSERT_EQ(Plan(), RAPT_OK) << message_;
+    for (const auto& [name, bytes] : want) {
+      const TensorSpec spec = Output(name);
+      const TensorSpec& expected = *op->outputs()[RowOf(FindOperator(c.op)->outputs, name).role];
+      EXPECT_EQ(spec.dtype, expected.dtype) << name;
+      EXPECT_EQ(spec.shape, expected.shape) << name;
+      tensors[name].resize(bytes.size());
+    }
+    ASSERT_EQ(Run(PointersTo(tensors)), RAPT_OK) << message_;
+    for (const auto& [name, bytes] : want) EXPECT_EQ(tensors[name], bytes) << name;
+  }
+}
+
+TEST_F(CCallTest, CoversEveryTensorAndAttribute) {
+  std::map<std::string, std::vector<std::string>> used;
+  for (const Case& c : Cases()) {
+    for (const Input& input : c.inputs) used[c.op].push_back(input.name);
+    for (const auto& [name, text] : c.attributes) used[c.op].push_back(name);
+    for (const std::string& name : c.wants) used[c.op].push_back(name);
+  }
+  for (const OperatorSchema* schema : OperatorSchemas()) {
+    const std::vector<std::string>& names = used[std::string(schema->name)];
+    for (const TensorSchema& input : schema->inputs) {
+      EXPECT_THAT(names, ::testing::Contains(std::string(input.name)));
+    }
+    for (const AttributeSchema& attribute : schema->attributes) {
+      if (attribute.name == "rotary_embedding_dim") continue;  // WritesInPlace
+      EXPECT_THAT(names, ::testing::Contains(std::string(attribute.name)));
+    }
+    for (const TensorSchema& output : schema->outputs) {
+      if (output.want == nullptr) continue;
+      EXPECT_THAT(names, ::testing::Contains(std::string(output.name)));
+    }
+  }
+}
+
+TEST_F(CCallTest, WritesInPlace) {
+  const Case c = {"rotary_embedding",
+                  {{"X", {2, 3, 9, 8}}},
+                  {{"rope_theta", "10000"}, {"rotary_embedding_dim", "6"}}};
+  Tensors tensors = InputsOf(c);
+  const Tensors want = Expected(c, *OperatorOf(c), tensors);
+  Create(c);
+  ASSERT_EQ(Plan(), RAPT_OK) << message_;
+  ASSERT_EQ(Run({{"X", tensors["X"].data()}, {"Y", tensors["X"].data()}}), RAPT_OK) << message_;
+  EXPECT_EQ(tensors["X"], want.at("Y"));
+}
+
+TEST_F(CCallTest, TakesNumbersAsTexts) {
+  Create(Linear("linear", {}, {}, {}));
+  ASSERT_EQ(SetNumber("scale", 0.1), RAPT_OK) << message_;
+  ASSERT_EQ(SetInteger("chunk_size", 4), RAPT_OK) << message_;
+  ASSERT_EQ(SetInteger("is_causal", 0), RAPT_OK) << message_;
+  ASSERT_EQ(Plan(), RAPT_OK) << message_;
+  // The plan does not depend on what happens to the call.
+  rapt_call_destroy(std::exchange(call_, nullptr));
+
+  const Case c =
+      Linear("linear", {}, {{"scale", "0.1"}, {"chunk_size", "4"}, {"is_causal", "false"}}, {});
+  Tensors tensors = InputsOf(c);
+  const Tensors want = Expected(c, *OperatorOf(c), tensors);
+  tensors["output"].resize(want.at("output").size());
+  ASSERT_EQ(Run(PointersTo(tensors)), RAPT_OK) << message_;
+  EXPECT_EQ(tensors["output"], want.at("output"));
+}
+
+TEST_F(CCallTest, ATensorOrAttributeThatIsSetAgainCountsOnce) {
+  Create(Linear("linear", {}, {}, {}));
+  ASSERT_EQ(SetInput("value", RAPT_FP32, {2, 9, 2}), RAPT_OK);
+  ASSERT_EQ(SetInteger("q_num_heads", 2), RAPT_OK);
+  ASSERT_EQ(Plan(), RAPT_INVALID_ARGUMENT);
+  EXPECT_THAT(message_, HasSubstr("query"));
+  ASSERT_EQ(SetInteger("q_num_heads", 4), RAPT_OK);
+  ASSERT_EQ(Plan(), RAPT_OK) << message_;
+  EXPECT_EQ(Output("output").shape, (Shape{2, 9, 4}));
+}
+
+TEST_F(CCallTest, NamesWhatIsInvalid) {
+  Create(Linear("linear", {}, {}, {}));
+  const int64_t shape[] = {2, 9, 20};
+  char* const m = message_;
+  const size_t size = sizeof(message_);
+  rapt_call* other = nullptr;
+  const std::pair<const char*, std::function<rapt_code()>> cases[] = {
+      {"op is 'softmax'; it must be one of rotary_embedding, positional_encoding, "
+       "linear_attention, lsh_attention",
+       [&] { return rapt_call_create("softmax", &other, m, size); }},
+      {"op is null", [&] { return rapt_call_create(nullptr, &other, m, size); }},
+      {"call is null", [&] { return rapt_call_create("lsh_attention", nullptr, m, size); }},
+      {"linear_attention has no input 'Q'; it has query, key, value, past_state, decay",
+       [&] { return SetInput("Q", RAPT_FP32, {1}); }},
+      {"name is null", [&] { return SetInput(nullptr, RAPT_FP32, {1}); }},
+      {"shape is null",
+       [&] { return rapt_call_set_input(call_, "key", RAPT_FP32, 1, nullptr, m, size); }},
+      {"dtype is 0; it must be from 1 to 9", [&] { return SetInput("query", 0, {1}); }},
+      {"dtype is 10", [&] { return SetInput("query", 10, {1}); }},
+      {"rank is 9; it must be from 0 to 8",
+       [&] { return rapt_call_set_input(call_, "key", RAPT_FP32, 9, shape, m, size); }},
+      {"rank is -1",
+       [&] { return rapt_call_set_input(call_, "key", RAPT_FP32, -1, shape, m, size); }},
+      {"call is null",
+       [&] { return rapt_call_set_input(nullptr, "key", RAPT_FP32, 3, shape, m, size); }},
+      {"linear_attention has no attribute 'softcap'; it has update_rule",
+       [&] { return SetNumber("softcap", 1); }},
+      {"update_rule is 'fast'; it must be gated_delta or linear or gated or delta",
+       [&] { return SetText("update_rule", "fast"); }},
+      {"update_rule is '1'", [&] { return SetInteger("update_rule", 1); }},
+      {"is_causal is '2'; it must be true, false, 1 or 0",
+       [&] { return SetInteger("is_causal", 2); }},
+      {"chunk_size is '4x'; it must be a 64-bit integer",
+       [&] { return SetText("chunk_size", "4x"); }},
+      {"chunk_size is ''", [&] { return SetText("chunk_size", ""); }},
+      {"chunk_size is 2.5; it is no real number", [&] { return SetNumber("chunk_size", 2.5); }},
+      {"seed is '-1'; it must be an integer from 0 to 2^64 - 1",
+       [&] { return SetInteger("seed", -1); }},
+      {"seed is '18446744073709551616'", [&] { return SetText("seed", "18446744073709551616"); }},
+      {"scale is 'x'; it must be a number", [&] { return SetText("scale", "x"); }},
+      {"state_type is 'INT8'; it must be FP32, FP16, BF16 or FP64",
+       [&] { return SetText("state_type", "INT8"); }},
+      {"value is null", [&] { return SetText("scale", nullptr); }},
+      {"linear_attention has no output 'Y'; it has output, present_state",
+       [&] { return rapt_call_want(call_, "Y", m, size); }},
+      {"context is null", [&] { return rapt_call_plan(nullptr, call_, &plan_, m, size); }},
+      {"plan is null", [&] { return rapt_call_plan(context_, call_, nullptr, m, size); }},
+  };
+  for (const auto& [message, call] : cases) {
+    EXPECT_EQ(call(), RAPT_INVALID_ARGUMENT) << message;
+    EXPECT_THAT(message_, HasSubstr(message));
+  }
+  EXPECT_EQ(other, nullptr);
+  ASSERT_EQ(Plan(), RAPT_OK) << message_;  // nothing was changed
+}
+
+TEST_F(CCallTest, PlansRefuseWhatTheOperatorRefuses) {
+  struct {
+    const char* message;
+    std::function<void()> change;
+  } const kCases[] = {
+      {"decay is given; update_rule is linear",
+       [&] {
+         SetInput("decay", RAPT_FP32, {2, 9, 2});
+       }},
+      {"key",
+       [&] {
+         SetInput("key", RAPT_FP32, {2, -9, 10});
+       }},
+      {"value",
+       [&] {
+         SetInput("value", RAPT_BOOL, {2, 9, 14});
+       }},
+      {"query",
+       [&] {
+         SetInput("query", RAPT_FP32, {INT64_MAX, INT64_MAX, INT64_MAX});
+       }},
+      {"query", [&] { SetInput("query", RAPT_FP32, {}); }},
+      {"nonpad_kv_seqlen", [&] { SetInput("nonpad_kv_seqlen", RAPT_INT32, {2}); }},
+      {"num_features is given; it needs feature_map favor", [&] { SetInteger("num_features", 3); }},
+      {"chunk_size is -1", [&] { SetInteger("chunk_size", -1); }},
+  };
+  for (const auto& [message, change] : kCases) {
+    Create(Linear("linear", {}, {}, {}));
+    change();
+    EXPECT_EQ(Plan(), RAPT_INVALID_ARGUMENT) << message;
+    EXPECT_THAT(message_, HasSubstr(message));
+    EXPECT_EQ(plan_, nullptr);
+  }
+  ASSERT_EQ(rapt_call_create("rotary_embedding", &call_, message_, sizeof(message_)), RAPT_OK);
+  EXPECT_EQ(Plan(), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "X is missing");
+}
+
+TEST_F(CCallTest, RunsNameTheTensor) {
+  const Case c = Linear("linear", {{"nonpad_kv_seqlen", {2}, 0, 0, {3, 9}}});
+  Tensors all = InputsOf(c);
+  Create(c);
+  ASSERT_EQ(Plan(), RAPT_OK) << message_;
+  for (const char* name : {"output", "present_state"}) all[name].resize(BytesOf(Output(name)));
+  for (const auto& [name, bytes] : all) {
+    Tensors tensors = all;
+    std::vector<rapt_tensor> pointers = PointersTo(tensors);
+    for (rapt_tensor& tensor : pointers) {
+      if (tensor.name == name) tensor.data = nullptr;
+    }
+    EXPECT_EQ(Run(pointers), RAPT_INVALID_ARGUMENT);
+    EXPECT_EQ(message_, name + " is missing or null");
+    tensors.erase(name);
+    EXPECT_EQ(Run(PointersTo(tensors)), RAPT_INVALID_ARGUMENT);
+    EXPECT_EQ(message_, name + " is missing or null");
+  }
+  std::vector<rapt_tensor> pointers = PointersTo(all);
+  pointers.push_back({"decay", nullptr});  // the call does not have it
+  EXPECT_EQ(Run(pointers), RAPT_OK) << message_;
+  pointers.push_back({"Y", nullptr});
+  EXPECT_EQ(Run(pointers), RAPT_INVALID_ARGUMENT);
+  EXPECT_THAT(message_, HasSubstr("linear_attention has no tensor 'Y'"));
+  const int64_t lengths[] = {1, 10};
+  std::memcpy(all["nonpad_kv_seqlen"].data(), lengths, sizeof(lengths));
+  EXPECT_EQ(Run(PointersTo(all)), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "nonpad_kv_seqlen[1] is 10; it must be from 0 to the length 9");
+  EXPECT_EQ(rapt_call_run(context_, plan_, nullptr, 0, nullptr, 0, message_, sizeof(message_)),
+            RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "tensors is null");
+}
+
+TEST_F(CCallTest, APlanIsRunByItsOwnFunction) {
+  Create(Linear("linear", {}, {}, {}));
+  ASSERT_EQ(Plan(), RAPT_OK) << message_;
+  const rapt_arguments arguments = {.struct_size = sizeof(arguments)};
+  EXPECT_EQ(rapt_run(context_, plan_, &arguments, nullptr, 0, message_, sizeof(message_)),
+            RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "plan is of linear_attention; rapt_call_run runs it");
+  int32_t dtype, rank;
+  int64_t shape[RAPT_MAX_RANK];
+  const auto describe = [&](const char* name) {
+    return rapt_plan_output(plan_, name, &dtype, &rank, shape, message_, sizeof(message_));
+  };
+  EXPECT_EQ(describe("present_state"), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "the plan does not have output present_state");
+
+  rapt_plan_destroy(std::exchange(plan_, nullptr));
+  const rapt_problem problem = {.struct_size = sizeof(problem),
+                                .dtype = RAPT_FP32,
+                                .batch = 1,
+                                .query_heads = 1,
+                                .kv_heads = 1,
+                                .query_length = 1,
+                                .key_length = 1,
+                                .head_size = 1,
+                                .value_head_size = 1};
+  ASSERT_EQ(rapt_plan_create(context_, &problem, &plan_, message_, sizeof(message_)), RAPT_OK);
+  EXPECT_EQ(Run({{"query", nullptr}}), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "plan is of rapt_problem; rapt_run runs it");
+  EXPECT_EQ(describe("output"), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "plan is of rapt_problem; rapt_run runs it");
+}
+
+}  // namespace
+}  // namespace rapt::test
