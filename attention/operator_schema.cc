@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "attention/mechanism/linear/linear_attention.h"
 #include "attention/mechanism/lsh/lsh_attention.h"
 #include "attention/positions/positional_encoding.h"
@@ -17,7 +18,7 @@
 namespace rapt {
 namespace {
 
-// Reads all of `text` as a number. Without Abseil's functions, which the C library lacks.
+// Reads all of `text` as a number. librapt_attention.so does not link Abseil's functions for it.
 template <typename Number>
 bool ParseNumber(absl::string_view text, Number& out) {
   const char* const end = text.data() + text.size();
@@ -38,30 +39,10 @@ bool Parse(absl::string_view text, DType& out) {
   return dtype && IsFloat(*dtype);
 }
 
-constexpr absl::string_view AllowedOf(bool) { return "true, false, 1 or 0"; }
-constexpr absl::string_view AllowedOf(int64_t) { return "a 64-bit integer"; }
-constexpr absl::string_view AllowedOf(uint64_t) { return "an integer from 0 to 2^64 - 1"; }
-constexpr absl::string_view AllowedOf(double) { return "a number"; }
-constexpr absl::string_view AllowedOf(DType) { return "FP32, FP16, BF16 or FP64"; }
-
-absl::Status WrongValue(const AttributeSchema& attribute, absl::string_view text,
-                        absl::string_view allowed) {
-  return Invalid(attribute.name, " is '", text, "'; it must be ", allowed);
-}
-
-absl::StatusOr<AttributeValue> ParseChoice(const AttributeSchema& attribute,
-                                           absl::string_view text) {
-  const auto choice = std::find(attribute.choices.begin(), attribute.choices.end(), text);
-  if (choice != attribute.choices.end()) {
-    return AttributeValue(static_cast<uint8_t>(choice - attribute.choices.begin()));
-  }
-  std::string allowed;
-  for (const absl::string_view name : attribute.choices) {
-    if (!allowed.empty()) allowed += " or ";
-    allowed.append(name.data(), name.size());
-  }
-  return WrongValue(attribute, text, allowed);
-}
+// By the alternatives of AttributeValue; a choice has names of its own.
+constexpr absl::string_view kAllowed[] = {"true, false, 1 or 0", "a 64-bit integer",
+                                          "an integer from 0 to 2^64 - 1", "a number",
+                                          "FP32, FP16, BF16 or FP64"};
 
 }  // namespace
 
@@ -78,18 +59,29 @@ const OperatorSchema* FindOperator(absl::string_view name) {
   return found == all.end() ? nullptr : *found;
 }
 
+std::string AllowedValues(const AttributeSchema& attribute) {
+  if (attribute.choices.empty()) return absl::StrCat(kAllowed[attribute.kind.index()]);
+  std::string names;
+  for (const absl::string_view name : attribute.choices) {
+    absl::StrAppend(&names, names.empty() ? "" : " or ", name);
+  }
+  return names;
+}
+
 absl::StatusOr<AttributeValue> ParseValue(const AttributeSchema& attribute,
                                           absl::string_view text) {
   AttributeValue value = attribute.kind;
-  const auto parse = [&](auto& out) -> absl::StatusOr<AttributeValue> {
+  const auto parse = [&](auto& out) {
     if constexpr (std::is_same_v<std::decay_t<decltype(out)>, uint8_t>) {
-      return ParseChoice(attribute, text);
+      const auto choice = std::find(attribute.choices.begin(), attribute.choices.end(), text);
+      out = static_cast<uint8_t>(choice - attribute.choices.begin());
+      return choice != attribute.choices.end();
     } else {
-      if (!Parse(text, out)) return WrongValue(attribute, text, AllowedOf(out));
-      return AttributeValue(out);
+      return Parse(text, out);
     }
   };
-  return std::visit(parse, value);
+  if (std::visit(parse, value)) return value;
+  return Invalid(attribute.name, " is '", text, "'; it must be ", AllowedValues(attribute));
 }
 
 }  // namespace rapt

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <variant>
 
@@ -49,6 +50,8 @@ struct TensorSchema {
   void (*want)(SchemaCall&) = nullptr;
   // Of one that an attribute asks for: the attribute.
   absl::string_view follows = {};
+  absl::string_view help = {};
+  bool any_rank = false;  // not only `rank`
 };
 
 // A choice is the index of its name, uint8_t.
@@ -59,10 +62,12 @@ struct AttributeSchema {
   AttributeValue kind;  // a value of the attribute's type
   absl::Span<const absl::string_view> choices;
   void (*set)(SchemaCall&, const AttributeValue&);  // REQUIRES: a value of that type
+  absl::string_view help;
 };
 
 struct OperatorSchema {
   absl::string_view name;
+  absl::string_view help;  // a sentence
   absl::Span<const TensorSchema> inputs, outputs;
   absl::Span<const AttributeSchema> attributes;
   std::unique_ptr<SchemaCall> (*new_call)();
@@ -73,11 +78,29 @@ absl::Span<const OperatorSchema* const> OperatorSchemas();
 // Returns null if there is none of this name.
 const OperatorSchema* FindOperator(absl::string_view name);
 
+// "a 64-bit integer", "reformer or simple"
+std::string AllowedValues(const AttributeSchema& attribute);
+
 // Returns the value that `text` says: a number, "true", "false", "0" or "1", a type such as "FP16",
 // or one of the choices. InvalidArgument names the attribute, `text` and the allowed values.
 absl::StatusOr<AttributeValue> ParseValue(const AttributeSchema& attribute, absl::string_view text);
 
 // --- Rows of the tables ---
+
+constexpr TensorSchema TensorRow(absl::string_view name, Role role, int rank,
+                                 absl::string_view help, DType dtype = DType::kFloat32) {
+  TensorSchema row = {name, role, dtype, rank};
+  row.help = help;
+  return row;
+}
+constexpr TensorSchema Required(TensorSchema row) {
+  row.required = true;
+  return row;
+}
+constexpr TensorSchema OfAnyRank(TensorSchema row) {
+  row.any_rank = true;
+  return row;
+}
 
 template <typename Call, typename T>
 Call CallOfMember(T Call::*);
@@ -89,15 +112,19 @@ template <typename T>
 T WithoutOptional(const std::optional<T>&);
 
 template <auto kMember>
-constexpr AttributeSchema AttributeOf(absl::string_view name) {
+constexpr AttributeSchema AttributeOf(absl::string_view name, absl::string_view help) {
   using Call = decltype(CallOfMember(kMember));
   using Type = decltype(WithoutOptional(TypeOfMember(kMember)));
   constexpr bool kIsChoice = std::is_enum_v<Type> && !std::is_same_v<Type, DType>;
   using Value = std::conditional_t<kIsChoice, uint8_t, Type>;
-  AttributeSchema row = {name, Value(), {}, [](SchemaCall& call, const AttributeValue& value) {
+  AttributeSchema row = {name,
+                         Value(),
+                         {},
+                         [](SchemaCall& call, const AttributeValue& value) {
                            static_cast<TypedCall<Call>&>(call).call.*kMember =
                                static_cast<Type>(std::get<Value>(value));
-                         }};
+                         },
+                         help};
   if constexpr (kIsChoice) row.choices = kNamesOf<Type>;
   return row;
 }
@@ -113,9 +140,13 @@ std::unique_ptr<SchemaCall> NewCall() {
   return std::make_unique<Made>();
 }
 
+// An output that a call has if this member is true.
 template <auto kMember>
-void Want(SchemaCall& call) {
-  static_cast<TypedCall<decltype(CallOfMember(kMember))>&>(call).call.*kMember = true;
+constexpr TensorSchema WantedBy(TensorSchema row) {
+  row.want = [](SchemaCall& call) {
+    static_cast<TypedCall<decltype(CallOfMember(kMember))>&>(call).call.*kMember = true;
+  };
+  return row;
 }
 
 }  // namespace rapt

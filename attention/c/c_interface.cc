@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +41,7 @@ struct rapt_context {
 struct rapt_call {
   const rapt::OperatorSchema& schema;
   std::unique_ptr<rapt::SchemaCall> call = schema.new_call();
+  std::vector<const rapt::TensorSchema*> wanted = {};
 };
 
 struct rapt_plan {
@@ -170,6 +172,8 @@ static_assert(FromC<DType>(RAPT_FP16, RAPT_FP32) == DType::kFloat16);
 static_assert(FromC<DType>(RAPT_BF16, RAPT_FP32) == DType::kBFloat16);
 static_assert(FromC<DType>(RAPT_FP64, RAPT_FP32) == DType::kFloat64);
 static_assert(FromC<DType>(RAPT_BOOL, RAPT_FP32) == DType::kBool);
+static_assert(FromC<DType>(RAPT_INT32, RAPT_FP32) == DType::kInt32);
+static_assert(FromC<DType>(RAPT_INT64, RAPT_FP32) == DType::kInt64);
 static_assert(FromC<ScoreOutput>(RAPT_SCORES, RAPT_SCORES) == ScoreOutput::kScores);
 static_assert(FromC<ScoreOutput>(RAPT_SOFTCAPPED, RAPT_SCORES) == ScoreOutput::kSoftcapped);
 static_assert(FromC<ScoreOutput>(RAPT_BIASED, RAPT_SCORES) == ScoreOutput::kBiased);
@@ -541,11 +545,9 @@ absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_ar
 // ---- Other operators ----------------------------------------------------------------------------
 
 template <typename Rows>
-std::string NamesOf(const Rows& rows, absl::string_view separator = ", ") {
+std::string NamesOf(const Rows& rows) {
   std::string names;
-  for (const auto& row : rows) {
-    absl::StrAppend(&names, names.empty() ? "" : separator, row.name);
-  }
+  for (const auto& row : rows) absl::StrAppend(&names, names.empty() ? "" : ", ", row.name);
   return names;
 }
 
@@ -574,20 +576,22 @@ absl::Status CreateCall(const char* op, rapt_call** call) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<DType> AnyTypeOf(absl::string_view name, int32_t dtype) {
-  constexpr int32_t kLast = RAPT_FP32 + static_cast<int32_t>(rapt::kDTypes.size()) - 1;
-  RAPT_RETURN_IF_ERROR(CheckEnum(name, dtype, RAPT_FP32, kLast));
-  return TypeOf(dtype);
-}
-
 absl::Status SetInput(rapt_call* call, const char* name, int32_t dtype, int32_t rank,
                       const int64_t* shape) {
-  RAPT_RETURN_IF_ERROR(CheckNotNull({{"call", call}, {"shape", shape}}));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"call", call}}));
   RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* input,
                         FindRow(call->schema, "input", call->schema.inputs, name));
-  RAPT_ASSIGN_OR_RETURN(const DType type, AnyTypeOf("dtype", dtype));
-  RAPT_RETURN_IF_ERROR(CheckEnum("rank", rank, 0, RAPT_MAX_RANK));
-  call->call->inputs()[input->role] = rapt::TensorSpec{type, rapt::Shape(shape, shape + rank)};
+  constexpr int32_t kTypes[] = {RAPT_FP32, RAPT_FP16,  RAPT_BF16, RAPT_FP64,
+                                RAPT_BOOL, RAPT_INT32, RAPT_INT64};
+  if (std::find(std::begin(kTypes), std::end(kTypes), dtype) == std::end(kTypes)) {
+    return Invalid(name, " has dtype ", dtype, "; it must be one of rapt_dtype");
+  }
+  if (rank < 0 || rank > RAPT_MAX_RANK) {
+    return Invalid(name, " has rank ", rank, "; it must be from 0 to ", RAPT_MAX_RANK);
+  }
+  if (rank > 0) RAPT_RETURN_IF_ERROR(CheckNotNull({{"shape", shape}}));
+  call->call->inputs()[input->role] =
+      rapt::TensorSpec{TypeOf(dtype), rapt::Shape(shape, shape + rank)};
   return absl::OkStatus();
 }
 
@@ -602,10 +606,24 @@ absl::Status SetAttribute(rapt_call* call, const char* name, Parse parse) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<rapt::AttributeValue> NumberOf(const rapt::AttributeSchema& attribute,
-                                              double value) {
+template <typename Number>
+absl::Status WrongNumber(const rapt::AttributeSchema& attribute, Number value) {
+  return Invalid(attribute.name, " is ", value, "; it must be ", AllowedValues(attribute));
+}
+
+absl::StatusOr<rapt::AttributeValue> ValueOf(const rapt::AttributeSchema& attribute, double value) {
   if (std::holds_alternative<double>(attribute.kind)) return rapt::AttributeValue(value);
-  return Invalid(attribute.name, " is ", value, "; it is no real number");
+  return WrongNumber(attribute, value);
+}
+
+absl::StatusOr<rapt::AttributeValue> ValueOf(const rapt::AttributeSchema& attribute,
+                                             int64_t value) {
+  const auto is = [&](auto kind) { return std::holds_alternative<decltype(kind)>(attribute.kind); };
+  if (is(int64_t{})) return rapt::AttributeValue(value);
+  if (is(double{})) return rapt::AttributeValue(static_cast<double>(value));
+  if (is(uint64_t{}) && value >= 0) return rapt::AttributeValue(static_cast<uint64_t>(value));
+  if (is(bool{}) && (value == 0 || value == 1)) return rapt::AttributeValue(value == 1);
+  return WrongNumber(attribute, value);
 }
 
 absl::Status WantOutput(rapt_call* call, const char* name) {
@@ -613,12 +631,17 @@ absl::Status WantOutput(rapt_call* call, const char* name) {
   RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* output,
                         FindRow(call->schema, "output", call->schema.outputs, name));
   if (output->want != nullptr) output->want(*call->call);
+  call->wanted.push_back(output);
   return absl::OkStatus();
 }
 
 absl::Status PlanCall(const rapt_context* context, const rapt_call* call, rapt_plan** plan) {
   RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"call", call}, {"plan", plan}}));
   RAPT_ASSIGN_OR_RETURN(auto op, call->call->Make());
+  for (const rapt::TensorSchema* output : call->wanted) {
+    if (op->outputs()[output->role]) continue;
+    return Invalid("output ", output->name, " is wanted; it needs ", output->follows);
+  }
   RAPT_ASSIGN_OR_RETURN(rapt::Plan made, MakePlan(*op, context->options));
   std::string description = made.Describe();
   *plan = new rapt_plan{std::move(made), std::move(description), &call->schema, std::move(op),
@@ -662,8 +685,11 @@ absl::Status AddTensor(const rapt_plan& plan, const rapt_tensor& tensor,
     arguments.outputs[output->role].data = static_cast<std::byte*>(tensor.data);
     return absl::OkStatus();
   }
-  RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* input,
-                        FindRow(schema, "tensor", schema.inputs, tensor.name));
+  const auto* const input = std::find_if(schema.inputs.begin(), schema.inputs.end(), is_named);
+  if (input == schema.inputs.end()) {
+    return Invalid(schema.name, " has no tensor '", tensor.name, "'; it has ",
+                   NamesOf(schema.inputs), ", ", NamesOf(schema.outputs));
+  }
   if (input->role != Role::kKeyLengths) {
     arguments.inputs[input->role].data = static_cast<const std::byte*>(tensor.data);
   } else if (const auto& lengths = plan.inputs[Role::kKeyLengths]; HasElements(lengths)) {
@@ -693,7 +719,8 @@ absl::Status CheckComplete(const rapt_plan& plan, const rapt::Arguments& argumen
 
 absl::Status RunCall(rapt_context* context, const rapt_plan* plan, const rapt_tensor* tensors,
                      size_t count, void* workspace, size_t workspace_bytes) {
-  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}, {"tensors", tensors}}));
+  RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"plan", plan}}));
+  if (count > 0) RAPT_RETURN_IF_ERROR(CheckNotNull({{"tensors", tensors}}));
   RAPT_RETURN_IF_ERROR(CheckIsOfCall(*plan));
   rapt::Arguments arguments;
   for (const rapt_tensor& tensor : absl::MakeConstSpan(tensors, count)) {
@@ -751,7 +778,7 @@ rapt_code rapt_call_set_integer(rapt_call* call, const char* name, int64_t value
                                 size_t message_bytes) {
   return Guarded({message, message_bytes}, [&] {
     return SetAttribute(call, name, [&](const rapt::AttributeSchema& attribute) {
-      return ParseValue(attribute, absl::StrCat(value));
+      return ValueOf(attribute, value);
     });
   });
 }
@@ -760,7 +787,7 @@ rapt_code rapt_call_set_number(rapt_call* call, const char* name, double value, 
                                size_t message_bytes) {
   return Guarded({message, message_bytes}, [&] {
     return SetAttribute(call, name, [&](const rapt::AttributeSchema& attribute) {
-      return NumberOf(attribute, value);
+      return ValueOf(attribute, value);
     });
   });
 }

@@ -112,16 +112,21 @@ absl::Status CheckTable(const TensorSpec& table, const TensorSpec& x) {
 
 // --- The table ---
 
-constexpr TensorSchema kPositionalInputs[] = {{"X", kTokens, DType::kFloat32, 3, true},
-                                              {"table", kTokenTable, DType::kFloat32, 2}};
-constexpr TensorSchema kPositionalOutputs[] = {{"Y", Role::kY, DType::kFloat32, 3, true}};
-constexpr AttributeSchema kPositionalAttributes[] = {
-    AttributeOf<&PositionalEncodingCall::base>("base")};
+constexpr TensorSchema kPositionalInputs[] = {
+    OfAnyRank(Required(TensorRow("X", kTokens, 3, "[..., S, E]"))),
+    TensorRow("table", kTokenTable, 2, "learned encodings, [M, E] with M >= S")};
+constexpr TensorSchema kPositionalOutputs[] = {Required(TensorRow("Y", Role::kY, 3, "as X"))};
+constexpr AttributeSchema kPositionalAttributes[] = {AttributeOf<&PositionalEncodingCall::base>(
+    "base", "base of the wave lengths (default: 10000)")};
 
 }  // namespace
 
 const OperatorSchema kPositionalEncoding = {
-    "positional_encoding", kPositionalInputs, kPositionalOutputs, kPositionalAttributes,
+    "positional_encoding",
+    "Adds an encoding of the positions to X: sines and cosines, or the rows of a table.",
+    kPositionalInputs,
+    kPositionalOutputs,
+    kPositionalAttributes,
     NewCall<PositionalEncodingCall, MakePositionalEncoding>};
 
 void SinusoidalEncoding(double base, int64_t position, absl::Span<double> out) {

@@ -152,20 +152,30 @@ absl::Status ReadCaches(const RotaryEmbeddingCall& call, Problem& p) {
 // --- The table ---
 
 // The caches are listed as a caller with ids sends them.
-constexpr TensorSchema kRotaryInputs[] = {{"X", kTokens, DType::kFloat32, 4, true},
-                                          {"cos_cache", Role::kCosCache, DType::kFloat32, 2},
-                                          {"sin_cache", Role::kSinCache, DType::kFloat32, 2},
-                                          {"position_ids", Role::kPositionIds, DType::kInt64, 2}};
-constexpr TensorSchema kRotaryOutputs[] = {{"Y", Role::kY, DType::kFloat32, 4, true}};
+constexpr TensorSchema kRotaryInputs[] = {
+    OfAnyRank(Required(TensorRow("X", kTokens, 4, "[B, H, S, D], or [B, S, H*D] with num_heads"))),
+    OfAnyRank(
+        TensorRow("cos_cache", Role::kCosCache, 2, "cosines by position, [M, r/2] or [B, S, r/2]")),
+    OfAnyRank(TensorRow("sin_cache", Role::kSinCache, 2, "sines, as cos_cache")),
+    TensorRow("position_ids", Role::kPositionIds, 2,
+              "integer positions, [B, S] (default: 0, 1, ...)", DType::kInt64)};
+constexpr TensorSchema kRotaryOutputs[] = {Required(TensorRow("Y", Role::kY, 4, "as X"))};
 constexpr AttributeSchema kRotaryAttributes[] = {
-    AttributeOf<&RotaryEmbeddingCall::interleaved>("interleaved"),
-    AttributeOf<&RotaryEmbeddingCall::num_heads>("num_heads"),
-    AttributeOf<&RotaryEmbeddingCall::rotary_embedding_dim>("rotary_embedding_dim"),
-    AttributeOf<&RotaryEmbeddingCall::rope_theta>("rope_theta")};
+    AttributeOf<&RotaryEmbeddingCall::interleaved>("interleaved",
+                                                   "rotate neighbours, not the two halves"),
+    AttributeOf<&RotaryEmbeddingCall::num_heads>("num_heads", "heads of an X of rank 3"),
+    AttributeOf<&RotaryEmbeddingCall::rotary_embedding_dim>(
+        "rotary_embedding_dim", "r: rotate the first N numbers of each head (default: all)"),
+    AttributeOf<&RotaryEmbeddingCall::rope_theta>(
+        "rope_theta", "angles position * X^(-2t/r), without cos_cache")};
 
 }  // namespace
 
-const OperatorSchema kRotaryEmbedding = {"rotary_embedding", kRotaryInputs, kRotaryOutputs,
+const OperatorSchema kRotaryEmbedding = {"rotary_embedding",
+                                         "The ONNX operator RotaryEmbedding: rotates X by the "
+                                         "angles of its positions, as attention does with Q and K.",
+                                         kRotaryInputs,
+                                         kRotaryOutputs,
                                          kRotaryAttributes,
                                          NewCall<RotaryEmbeddingCall, MakeRotaryEmbedding>};
 

@@ -20,8 +20,6 @@
 #include "client/cli/commands.h"
 #include "client/cli/gradients.h"
 #include "client/cli/layer_attend.h"
-#include "client/cli/linear_attend.h"
-#include "client/cli/lsh_attend.h"
 #include "client/cpp/call_fields.h"
 
 namespace rapt {
@@ -165,9 +163,10 @@ ExitCode RunExactAttend(CommandArguments arguments) {
       "[B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive such as "
       "in.npz:q. ARCHIVE.npz contains any of ",
       names,
-      ". With --grad, computes gradients of the inputs instead. Linear attention, attention by "
-      "hashing and layers have flags of their own: rapt attend --linear --help, rapt attend --lsh "
-      "--help, rapt attend --model --help.");
+      ". With --grad, computes gradients of the inputs instead. Layers have flags of their own: "
+      "rapt "
+      "attend --model --help. `rapt run` computes linear attention, attention by hashing and other "
+      "operators.");
   const CommandLine line{
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",
       .summary = summary,
@@ -194,8 +193,6 @@ struct Kind {
   bool Has(std::string_view name) const { return absl::c_linear_search(flag_names(), name); }
 };
 constexpr Kind kKinds[] = {{"", ExactFlagNames, RunExactAttend},
-                           {"linear", LinearFlagNames, RunLinearAttend},
-                           {"lsh", LshFlagNames, RunLshAttend},
                            {"model", LayerFlagNames, RunLayerAttend}};
 
 // The names of the flags among the arguments, also of unknown ones.

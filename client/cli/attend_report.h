@@ -1,4 +1,4 @@
-// The outputs of `rapt attend`: their files and the report that it prints.
+// The outputs of `rapt attend` and `rapt run`: their files and the report that it prints.
 #ifndef RAPT_CLIENT_CLI_ATTEND_REPORT_H_
 #define RAPT_CLIENT_CLI_ATTEND_REPORT_H_
 
@@ -18,7 +18,7 @@ namespace rapt {
 
 // An output array, its file, and its line in the report.
 struct Output {
-  const char* name;
+  std::string name;
   std::string path;
   client::Tensor tensor;
   Shape shape;  // in the file

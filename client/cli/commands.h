@@ -25,8 +25,7 @@ ExitCode RunLayerCommand(CommandArguments arguments);
 ExitCode RunMemoryCommand(CommandArguments arguments);
 ExitCode RunPatternCommand(CommandArguments arguments);
 ExitCode RunPlotCommand(CommandArguments arguments);
-ExitCode RunPositionsCommand(CommandArguments arguments);
-ExitCode RunRotaryCommand(CommandArguments arguments);
+ExitCode RunRunCommand(CommandArguments arguments);
 
 }  // namespace rapt
 

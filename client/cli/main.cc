@@ -16,6 +16,8 @@ namespace {
 constexpr Command kCommands[] = {
     {"demo", "show attention in \"the cat sat on the mat\"", RunDemoCommand},
     {"attend", "compute attention over arrays in .npy and .npz files", RunAttendCommand},
+    {"run", "compute another operator: linear attention, hashing, rotary embedding, positions",
+     RunRunCommand},
     {"compare", "show what a mask, a sink or another flag changes", RunCompareCommand},
     {"plot", "draw attention weights as heat maps, bars or curves: .svg, .html or .png",
      RunPlotCommand},
@@ -23,8 +25,6 @@ constexpr Command kCommands[] = {
      RunPatternCommand},
     {"diagnose", "explain a call whose result looks wrong", RunDiagnoseCommand},
     {"gradcheck", "check gradients against differences of the forward pass", RunGradcheckCommand},
-    {"rotary", "rotate a tensor by its positions, as models do with Q and K", RunRotaryCommand},
-    {"positions", "add a positional encoding to a tensor", RunPositionsCommand},
     {"layer", "check a layer in a folder of a model repository", RunLayerCommand},
     {"memory", "estimate the memory attention needs at several lengths", RunMemoryCommand},
     {"compare-memory", "measure attention with the full score matrix against chunks",

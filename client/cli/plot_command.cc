@@ -219,7 +219,9 @@ absl::Status PlotScaling(const std::vector<std::string>& files, const PlotFlags&
   if (!files.empty() || flags.query || flags.curves || flags.gradients || flags.heads != "all" ||
       flags.batch != 0 || !flags.query_labels.empty() || !flags.key_labels.empty() ||
       !flags.dtype.empty()) {
-    return Invalid("--scaling draws estimates; it takes --seq, --title, --json and no file");
+    return Invalid(
+        "--scaling draws estimates; it excludes files, --queries, --keys, --heads, --batch, "
+        "--query, --curves, --gradients and --dtype");
   }
   for (const int64_t length : flags.lengths) RAPT_RETURN_IF_ERROR(CheckAtLeastOne("seq", length));
   RAPT_ASSIGN_OR_RETURN(

@@ -50,13 +50,14 @@ absl::Status ParseChoice(std::string_view name, const std::string& text,
   return absl::OkStatus();
 }
 
-bool IsSwitch(const Flag& flag) { return std::holds_alternative<bool*>(flag.target); }
+bool IsSwitch(const Flag& flag) { return flag.placeholder.empty(); }
 
 absl::Status Assign(const Flag& flag, const std::string& text) {
   const std::string name = absl::StrCat("--", Absl(flag.name));
   if (const auto* choice = std::get_if<NamedChoice>(&flag.target)) {
     return ParseChoice(name, text, *choice);
   }
+  if (const auto* read = std::get_if<FlagReader>(&flag.target)) return (*read)(name, text);
   return std::visit(
       [&](auto target) {
         if constexpr (std::is_pointer_v<decltype(target)>) return ParseValue(name, text, *target);
@@ -152,8 +153,8 @@ absl::StatusOr<ParsedArguments> CommandLine::Parse(absl::Span<const std::string>
   for (const GivenFlag& given : parsed.flags) {
     const auto flag = std::find_if(flags.begin(), flags.end(),
                                    [&](const Flag& f) { return f.name == given.name; });
-    RAPT_RETURN_IF_ERROR(CheckUse(*flag, parsed));
     RAPT_RETURN_IF_ERROR(Assign(*flag, given.value));
+    RAPT_RETURN_IF_ERROR(CheckUse(*flag, parsed));
   }
   parsed.flags.clear();
   return parsed;

@@ -34,15 +34,18 @@ struct NamedChoice {
   std::function<void(size_t index)> set;
 };
 
+// Reads a value of the flag `name`, "--scale", which is "true" for one without a placeholder.
+using FlagReader = std::function<absl::Status(std::string_view name, const std::string& text)>;
+
 // Points to the variable that receives the value and holds the default. A list is written 1,2,3.
 using FlagTarget =
     std::variant<bool*, int64_t*, uint64_t*, double*, std::string*, std::optional<int64_t>*,
                  std::optional<uint64_t>*, std::optional<double>*, std::optional<std::string>*,
-                 std::vector<int64_t>*, NamedChoice>;
+                 std::vector<int64_t>*, NamedChoice, FlagReader>;
 
 struct Flag {
   std::string_view name;         // without the dashes
-  std::string_view placeholder;  // the value's name in --help; empty for a bool
+  std::string_view placeholder;  // the value's name in --help; empty for a switch
   std::string_view help;
   FlagTarget target;
   char letter = '\0';  // short form: 'o' for -o, '\0' for none

@@ -100,10 +100,6 @@ class Client::Core : public UnaryCalls {
 
   CacheCalls& caches() { return caches_; }
 
-  // Calls a model that rapt.v1 has no method for.
-  template <typename ModelCall>
-  absl::StatusOr<inference::ModelInferResponse> Infer(const ModelCall& call,
-                                                      const CallOptions& options);
   template <typename AnyCall>
   absl::StatusOr<Diagnosis> Diagnose(const AnyCall& call, const CallOptions& options);
   absl::StatusOr<MemoryEstimates> EstimateMemory(const v1::EstimateMemoryRequest& request,
@@ -527,38 +523,24 @@ std::unique_ptr<LinearStream> Client::LinearAttendStream(const CallOptions& opti
                                             options.stop);
 }
 
-template <typename ModelCall>
-absl::StatusOr<inference::ModelInferResponse> Client::Core::Infer(const ModelCall& call,
-                                                                  const CallOptions& options) {
-  const absl::StatusOr<inference::ModelInferRequest> request = EncodeInfer(call);
-  if (!request.ok()) return request.status();
-  return Call<inference::ModelInferResponse>(
-      options, DeadlineOf(options), this->options().retries,
-      [&request](const Connection& connection, grpc::ClientContext* context,
-                 inference::ModelInferResponse* message) {
-        return connection.open_inference->ModelInfer(context, *request, message);
-      });
-}
-
-absl::StatusOr<LshResult> Client::LshAttend(const LshCall& call, const CallOptions& options) {
-  RAPT_ASSIGN_OR_RETURN(auto response, core_->Infer(call, options));
-  return DecodeLsh(call, std::move(response));
+absl::StatusOr<ModelResult> Client::Infer(const ModelCall& call, const CallOptions& options) {
+  RAPT_ASSIGN_OR_RETURN(const inference::ModelInferRequest request, EncodeInfer(call));
+  RAPT_ASSIGN_OR_RETURN(inference::ModelInferResponse response,
+                        core_->Call<inference::ModelInferResponse>(
+                            options, core_->DeadlineOf(options), core_->options().retries,
+                            [&request](const Connection& connection, grpc::ClientContext* context,
+                                       inference::ModelInferResponse* message) {
+                              return connection.open_inference->ModelInfer(context, request,
+                                                                           message);
+                            }));
+  return DecodeInfer(call, std::move(response));
 }
 
 absl::StatusOr<LayerResult> Client::LayerAttend(const LayerCall& call, const CallOptions& options) {
-  RAPT_ASSIGN_OR_RETURN(auto response, core_->Infer(call, options));
-  return DecodeLayer(call, std::move(response));
-}
-
-absl::StatusOr<Tensor> Client::RotaryEmbedding(const RotaryCall& call, const CallOptions& options) {
-  auto response = core_->Infer(call, options);
-  return response.ok() ? TakeOutput("Y", *response) : response.status();
-}
-
-absl::StatusOr<Tensor> Client::PositionalEncoding(const PositionalEncodingCall& call,
-                                                  const CallOptions& options) {
-  auto response = core_->Infer(call, options);
-  return response.ok() ? TakeOutput("Y", *response) : response.status();
+  RAPT_ASSIGN_OR_RETURN(ModelResult result, Infer(ToModelCall(call), options));
+  LayerResult layer{.y = std::move(result.outputs["Y"]), .weights = std::nullopt};
+  if (call.wants_weights) layer.weights = std::move(result.outputs["weights"]);
+  return layer;
 }
 
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {

@@ -20,8 +20,11 @@
 
 namespace {
 
-// The product of all axes, beyond which a call is not computed.
+// The product of all axes, and the bytes of outputs and workspace, beyond which a call is not
+// computed.
 constexpr double kLargest = 1e6;
+constexpr const char* kOutputs[] = {
+    "output", "present_state", "present_normalizer", "relative_error", "Y", "buckets"};
 
 rapt_context& TheContext() {
   static rapt_context* const context = [] {
@@ -52,11 +55,18 @@ class Tensors {
     specs_[name] = {dtype, shape};
   }
 
-  bool IsSmall() const {
+  // Whether the call takes little memory and time.
+  bool IsSmall(const rapt_plan& plan) const {
+    if (rapt_plan_workspace_bytes(&plan) > kLargest) return false;
     double product = 1;
     for (const auto& [name, spec] : specs_) {
       for (const int64_t axis : spec.shape) product *= static_cast<double>(axis + 1);
       if (product > kLargest) return false;
+    }
+    for (const auto& [name, spec] : OutputsOf(plan)) {
+      double bytes = 8;
+      for (const int64_t axis : spec.shape) bytes *= static_cast<double>(axis);
+      if (bytes > kLargest) return false;
     }
     return true;
   }
@@ -67,16 +77,7 @@ class Tensors {
       // Lengths and positions of 0; small numbers.
       data[name] = std::vector<char>(BytesOf(spec), spec.dtype == RAPT_INT64 ? '\0' : '\x3C');
     }
-    for (const char* name :
-         {"output", "present_state", "present_normalizer", "relative_error", "Y", "buckets"}) {
-      int32_t dtype = 0, rank = 0;
-      int64_t shape[RAPT_MAX_RANK];
-      if (!Accepted(rapt_plan_output(&plan, name, &dtype, &rank, shape, message.data(),
-                                     message.size()))) {
-        continue;
-      }
-      data[name] = std::vector<char>(BytesOf({dtype, {shape, shape + rank}}));
-    }
+    for (const auto& [name, spec] : OutputsOf(plan)) data[name].resize(BytesOf(spec));
     std::vector<rapt_tensor> tensors;
     for (auto& [name, bytes] : data) tensors.push_back({name.c_str(), bytes.data()});
     Accepted(rapt_call_run(&TheContext(), &plan, tensors.data(), tensors.size(), nullptr, 0,
@@ -88,6 +89,19 @@ class Tensors {
     int32_t dtype;
     std::vector<int64_t> shape;
   };
+
+  static std::map<std::string, Spec> OutputsOf(const rapt_plan& plan) {
+    std::map<std::string, Spec> outputs;
+    for (const char* name : kOutputs) {
+      int32_t dtype = 0, rank = 0;
+      int64_t shape[RAPT_MAX_RANK];
+      if (Accepted(rapt_plan_output(&plan, name, &dtype, &rank, shape, message.data(),
+                                    message.size()))) {
+        outputs[name] = {dtype, {shape, shape + rank}};
+      }
+    }
+    return outputs;
+  }
 
   static size_t BytesOf(const Spec& spec) {
     constexpr size_t kSizes[] = {0, 4, 2, 2, 8, 1, 1, 1, 4, 8};  // by rapt_dtype
@@ -132,7 +146,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   while (std::getline(lines, line)) Apply(line, call, tensors);
   rapt_plan* plan = nullptr;
   if (Accepted(rapt_call_plan(&TheContext(), call, &plan, message.data(), message.size())) &&
-      tensors.IsSmall()) {
+      tensors.IsSmall(*plan)) {
     tensors.Run(*plan);
   }
   rapt_plan_destroy(plan);

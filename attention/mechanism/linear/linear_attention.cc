@@ -43,6 +43,7 @@ using linear::kRelativeError;
 
 // Of d_k, d_v and the features.
 constexpr int64_t kMostSize = 65536;
+constexpr int64_t kMostHeads = 65536;
 // More rows do not make a better estimate.
 constexpr int64_t kMostErrorRows = 65536;
 // Columns of the state that a task has at least; a line of the cache in fp32.
@@ -102,10 +103,11 @@ absl::Status CheckPresence(const LinearAttentionCall& call) {
 absl::StatusOr<int64_t> HeadSize(const LinearAttentionCall& call, Role role, int64_t heads,
                                  absl::string_view attribute) {
   const Shape& shape = call.inputs[role]->shape;
-  if (heads < 1 || shape[2] % heads != 0 || shape[2] / heads < 1 || shape[2] / heads > kMostSize) {
+  if (heads < 1 || heads > kMostHeads || shape[2] % heads != 0 || shape[2] / heads < 1 ||
+      shape[2] / heads > kMostSize) {
     return Invalid(attribute, " is ", heads, "; with ", linear::NameOf(role), " ", ToString(shape),
-                   " it must be at least 1 and divide ", shape[2], " into heads of 1 to ",
-                   kMostSize);
+                   " it must be from 1 to ", kMostHeads, " and divide ", shape[2],
+                   " into heads of 1 to ", kMostSize);
   }
   return shape[2] / heads;
 }
@@ -326,7 +328,10 @@ class LinearAttention final : public TensorOperator {
   }
 
   void PlanTasks(Plan& plan) const override {
-    if (s_.batch == 0) return;
+    if (is_empty()) {
+      if (call_.error_rows > 0) plan.stages.push_back(1);
+      return;
+    }
     if (draws()) plan.stages.push_back((s_.features - 1) / s_.key_size + 1);
     plan.stages.push_back(s_.batch * s_.kv_heads * BlocksOf(plan));
     if (call_.error_rows > 0) {
@@ -342,6 +347,7 @@ class LinearAttention final : public TensorOperator {
 
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
                int64_t task, int worker, const Checkpoint& checkpoint) const override {
+    if (is_empty()) return SumErrors(arguments, nullptr);
     std::byte* const scratch =
         workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
     if (!draws()) ++stage;
@@ -362,6 +368,12 @@ class LinearAttention final : public TensorOperator {
     return {state_type_, {s_.batch, s_.kv_heads, s_.features, s_.value_size}};
   }
 
+  // Whether no output but the error has numbers. Without tokens, the axis of batch rows is not
+  // bounded by the size of any tensor.
+  bool is_empty() const {
+    return s_.batch == 0 ||
+           (s_.length == 0 && !call_.wants_present_state && !call_.wants_present_normalizer);
+  }
   bool draws() const { return IsFavor(call_) && !call_.inputs[kProjection]; }
   int64_t ProjectionBytes() const {
     return draws() ? s_.features * s_.key_size * int64_t{sizeof(double)} : 0;
@@ -610,51 +622,62 @@ class LinearAttention final : public TensorOperator {
 // --- The table ---
 
 constexpr TensorSchema kLinearInputs[] = {
-    {"query", Role::kQ, DType::kFloat32, 3, true},
-    {"key", Role::kK, DType::kFloat32, 3, true},
-    {"value", Role::kV, DType::kFloat32, 3, true},
-    {"past_state", linear::kPastState, DType::kFloat32, 4},
-    {"decay", linear::kDecay, DType::kFloat32, 3},
-    {"beta", linear::kBeta, DType::kFloat32, 3},
-    {"nonpad_kv_seqlen", Role::kKeyLengths, DType::kInt64, 1},
-    {"projection", linear::kProjection, DType::kFloat32, 2},
-    {"past_normalizer", linear::kPastNormalizer, DType::kFloat32, 3}};
+    Required(TensorRow("query", Role::kQ, 3, "[B, T, Hq*d_k]")),
+    Required(TensorRow("key", Role::kK, 3, "[B, T, Hkv*d_k]")),
+    Required(TensorRow("value", Role::kV, 3, "[B, T, Hkv*d_v]")),
+    TensorRow("past_state", linear::kPastState, 4, "the state before, [B, Hkv, features, d_v]"),
+    TensorRow("decay", linear::kDecay, 3,
+              "logarithms, [B, T, Hkv] or [B, T, Hkv*d_k]; of gated rules"),
+    TensorRow("beta", linear::kBeta, 3, "[B, T, Hkv] or [B, T, 1]; of delta rules"),
+    TensorRow("nonpad_kv_seqlen", Role::kKeyLengths, 1, "integers [B]: later tokens do not count",
+              DType::kInt64),
+    TensorRow("projection", linear::kProjection, 2, "the directions of favor, [num_features, d_k]"),
+    TensorRow("past_normalizer", linear::kPastNormalizer, 3,
+              "of past_state, [B, Hkv, features], if the output is normalized")};
 constexpr TensorSchema kLinearOutputs[] = {
-    {"output", Role::kY, DType::kFloat32, 3, true},
-    {.name = "present_state",
-     .role = linear::kPresentState,
-     .dtype = DType::kFloat32,
-     .rank = 4,
-     .want = Want<&LinearAttentionCall::wants_present_state>},
-    {.name = "present_normalizer",
-     .role = linear::kPresentNormalizer,
-     .dtype = DType::kFloat32,
-     .rank = 3,
-     .want = Want<&LinearAttentionCall::wants_present_normalizer>},
+    Required(TensorRow("output", Role::kY, 3, "[B, T, Hq*d_v]")),
+    WantedBy<&LinearAttentionCall::wants_present_state>(
+        TensorRow("present_state", linear::kPresentState, 4,
+                  "the state after the last token, as past_state")),
+    WantedBy<&LinearAttentionCall::wants_present_normalizer>(TensorRow(
+        "present_normalizer", linear::kPresentNormalizer, 3, "its normalizer, as past_normalizer")),
     {.name = "relative_error",
      .role = linear::kRelativeError,
      .dtype = DType::kFloat32,
      .rank = 1,
-     .follows = "error_rows"}};
+     .follows = "error_rows",
+     .help = "the error of favor as an estimate of softmax"}};
 constexpr AttributeSchema kLinearAttributes[] = {
-    AttributeOf<&LinearAttentionCall::update_rule>("update_rule"),
-    AttributeOf<&LinearAttentionCall::feature_map>("feature_map"),
-    AttributeOf<&LinearAttentionCall::state_type>("state_type"),
-    AttributeOf<&LinearAttentionCall::q_num_heads>("q_num_heads"),
-    AttributeOf<&LinearAttentionCall::kv_num_heads>("kv_num_heads"),
-    AttributeOf<&LinearAttentionCall::scale>("scale"),
-    AttributeOf<&LinearAttentionCall::chunk_size>("chunk_size"),
-    AttributeOf<&LinearAttentionCall::is_causal>("is_causal"),
-    AttributeOf<&LinearAttentionCall::normalize>("normalize"),
-    AttributeOf<&LinearAttentionCall::num_features>("num_features"),
-    AttributeOf<&LinearAttentionCall::seed>("seed"),
-    AttributeOf<&LinearAttentionCall::error_rows>("error_rows")};
+    AttributeOf<&LinearAttentionCall::update_rule>(
+        "update_rule", "what a token adds to the state (default: gated_delta)"),
+    AttributeOf<&LinearAttentionCall::feature_map>(
+        "feature_map", "what stands for queries and keys (default: none)"),
+    AttributeOf<&LinearAttentionCall::state_type>(
+        "state_type", "of present_state (default: past_state's, or query's)"),
+    AttributeOf<&LinearAttentionCall::q_num_heads>("q_num_heads", "query heads"),
+    AttributeOf<&LinearAttentionCall::kv_num_heads>("kv_num_heads", "key and value heads"),
+    AttributeOf<&LinearAttentionCall::scale>("scale", "scale of the output (default: 1/sqrt(d_k))"),
+    AttributeOf<&LinearAttentionCall::chunk_size>("chunk_size",
+                                                  "tokens computed at once, a hint (default: 64)"),
+    AttributeOf<&LinearAttentionCall::is_causal>(
+        "is_causal", "no token sees later ones (default: true); false: of rule linear"),
+    AttributeOf<&LinearAttentionCall::normalize>(
+        "normalize", "divide by the sum of the products with keys; of rule linear"),
+    AttributeOf<&LinearAttentionCall::num_features>(
+        "num_features", "random features of favor (default: d_k ln d_k)"),
+    AttributeOf<&LinearAttentionCall::seed>("seed", "of the directions of favor (default: 0)"),
+    AttributeOf<&LinearAttentionCall::error_rows>(
+        "error_rows", "measure the error of favor over N rows (default: 0)")};
 
 }  // namespace
 
-const OperatorSchema kLinearAttention = {"linear_attention", kLinearInputs, kLinearOutputs,
-                                         kLinearAttributes,
-                                         NewCall<LinearAttentionCall, MakeLinearAttention>};
+const OperatorSchema kLinearAttention = {
+    "linear_attention",
+    "Linear attention, the ONNX operator LinearAttention: a state instead of keys.",
+    kLinearInputs,
+    kLinearOutputs,
+    kLinearAttributes,
+    NewCall<LinearAttentionCall, MakeLinearAttention>};
 
 bool IsNormalized(const LinearAttentionCall& call) { return call.normalize || IsFavor(call); }
 

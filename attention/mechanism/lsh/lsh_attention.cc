@@ -70,21 +70,16 @@ class LshAttention final : public TensorOperator {
   OutputMap<std::optional<TensorSpec>> outputs_;
 };
 
-// What a form calls the tensor of kQ.
-const char* QueryName(const LshAttentionCall& call) {
-  return call.form == LshForm::kReformer ? "QK" : "Q";
-}
-
 absl::Status CheckInputs(const LshAttentionCall& call) {
   const auto& in = call.inputs;
   const bool simple = call.form == LshForm::kSimple;
-  if (!in[Role::kQ]) return Invalid(QueryName(call), " is missing");
+  if (!in[Role::kQ]) return Invalid("QK is missing");
   if (simple && !in[Role::kK]) return Invalid("K is missing; form 'simple' needs it");
   if (!simple && in[Role::kK]) {
     return Invalid("K is given; in form 'reformer' QK is queries and keys");
   }
   if (!in[Role::kV]) return Invalid("V is missing");
-  for (const auto& [role, name] : {std::pair{Role::kQ, QueryName(call)},
+  for (const auto& [role, name] : {std::pair{Role::kQ, "QK"},
                                    {Role::kK, "K"},
                                    {Role::kV, "V"},
                                    {kLshRotations, "rotations"},
@@ -98,17 +93,15 @@ absl::Status CheckInputs(const LshAttentionCall& call) {
 absl::Status ReadTensors(const LshAttentionCall& call, LshShape& s) {
   const TensorSpec& q = *call.inputs[Role::kQ];
   const TensorSpec& v = *call.inputs[Role::kV];
-  const char* const name = QueryName(call);
   if (!IsFloat(q.dtype)) {
-    return Invalid(name, " has type ", NameOf(q.dtype), "; it must be FP32, FP16, BF16 or FP64");
+    return Invalid("QK has type ", NameOf(q.dtype), "; it must be FP32, FP16, BF16 or FP64");
   }
   if (q.shape.size() != 4 || q.shape[3] < 1) {
-    return Invalid(name, " has shape ", ToString(q.shape),
+    return Invalid("QK has shape ", ToString(q.shape),
                    "; it must be [B, H, S, D] with D at least 1");
   }
   if (q.shape[2] > kMostTokens) {
-    return Invalid("the length of ", name, " is ", q.shape[2], "; it must be at most ",
-                   kMostTokens);
+    return Invalid("the length of QK is ", q.shape[2], "; it must be at most ", kMostTokens);
   }
   s.dtype = q.dtype;
   s.batch = q.shape[0];
@@ -116,12 +109,11 @@ absl::Status ReadTensors(const LshAttentionCall& call, LshShape& s) {
   s.length = q.shape[2];
   s.head_size = q.shape[3];
   if (const auto& k = call.inputs[Role::kK]; k && (k->dtype != q.dtype || k->shape != q.shape)) {
-    return Invalid("K is ", NameOf(k->dtype), " ", ToString(k->shape), "; it must be as Q, ",
+    return Invalid("K is ", NameOf(k->dtype), " ", ToString(k->shape), "; it must be as QK, ",
                    NameOf(q.dtype), " ", ToString(q.shape));
   }
   if (v.dtype != q.dtype) {
-    return Invalid("V has type ", NameOf(v.dtype), "; it must have that of ", name, ", ",
-                   NameOf(q.dtype));
+    return Invalid("V has type ", NameOf(v.dtype), "; it must have that of QK, ", NameOf(q.dtype));
   }
   if (v.shape.size() != 4 || v.shape[0] != s.batch || v.shape[1] != s.heads ||
       v.shape[2] != s.length || v.shape[3] < 1) {
@@ -250,32 +242,51 @@ absl::Status CheckMemory(const LshShape& s) {
 
 // K is of the simple form alone, so that tools which send every listed input could not call it.
 constexpr TensorSchema kLshInputs[] = {
-    {"QK", Role::kQ, DType::kFloat32, 4, true},
-    {"V", Role::kV, DType::kFloat32, 4, true},
-    {.name = "K", .role = Role::kK, .dtype = DType::kFloat32, .rank = 4, .unlisted = true},
-    {"rotations", kLshRotations, DType::kFloat32, 4},
-    {"nonpad_kv_seqlen", Role::kKeyLengths, DType::kInt64, 1}};
-constexpr TensorSchema kLshOutputs[] = {{"Y", Role::kY, DType::kFloat32, 4, true},
-                                        {.name = "buckets",
-                                         .role = kLshBuckets,
-                                         .dtype = DType::kInt32,
-                                         .rank = 4,
-                                         .want = Want<&LshAttentionCall::wants_buckets>}};
+    Required(
+        TensorRow("QK", Role::kQ, 4, "[B, H, S, D]: queries and keys; of form simple queries")),
+    Required(TensorRow("V", Role::kV, 4, "[B, H, S, Dv]")),
+    {.name = "K",
+     .role = Role::kK,
+     .dtype = DType::kFloat32,
+     .rank = 4,
+     .unlisted = true,
+     .help = "keys of form simple, [B, H, S, D]"},
+    TensorRow("rotations", kLshRotations, 4,
+              "[H or 1, D, num_hashes, num_buckets/2]; of form simple [H or 1, D, num_hashes, D]"),
+    TensorRow("nonpad_kv_seqlen", Role::kKeyLengths, 1, "integers [B]: later tokens do not count",
+              DType::kInt64)};
+constexpr TensorSchema kLshOutputs[] = {
+    Required(TensorRow("Y", Role::kY, 4, "[B, H, S, Dv]")),
+    WantedBy<&LshAttentionCall::wants_buckets>(
+        TensorRow("buckets", kLshBuckets, 4, "the bucket of each token, [B, H, num_hashes, S]",
+                  DType::kInt32))};
 constexpr AttributeSchema kLshAttributes[] = {
-    AttributeOf<&LshAttentionCall::form>("form"),
-    AttributeOf<&LshAttentionCall::num_hashes>("num_hashes"),
-    AttributeOf<&LshAttentionCall::num_buckets>("num_buckets"),
-    AttributeOf<&LshAttentionCall::chunk_length>("chunk_length"),
-    AttributeOf<&LshAttentionCall::chunks_before>("chunks_before"),
-    AttributeOf<&LshAttentionCall::chunks_after>("chunks_after"),
-    AttributeOf<&LshAttentionCall::is_causal>("is_causal"),
-    AttributeOf<&LshAttentionCall::scale>("scale"),
-    AttributeOf<&LshAttentionCall::seed>("seed")};
+    AttributeOf<&LshAttentionCall::form>(
+        "form", "reformer: queries are keys; simple: as in tutorials (default: reformer)"),
+    AttributeOf<&LshAttentionCall::num_hashes>("num_hashes", "rounds of hashing (default: 1)"),
+    AttributeOf<&LshAttentionCall::num_buckets>(
+        "num_buckets",
+        "buckets of a round, even (default: the power of two up to 2S/chunk_length)"),
+    AttributeOf<&LshAttentionCall::chunk_length>(
+        "chunk_length", "tokens of a chunk, a divisor of S, or at least S"),
+    AttributeOf<&LshAttentionCall::chunks_before>(
+        "chunks_before", "chunks that a chunk sees before itself (default: 1, of form simple 0)"),
+    AttributeOf<&LshAttentionCall::chunks_after>("chunks_after", "and after itself (default: 0)"),
+    AttributeOf<&LshAttentionCall::is_causal>("is_causal",
+                                              "a token sees only itself and those before it"),
+    AttributeOf<&LshAttentionCall::scale>("scale", "factor of the scores (default: 1/sqrt(D))"),
+    AttributeOf<&LshAttentionCall::seed>("seed", "of the rotations, without rotations")};
 
 }  // namespace
 
-const OperatorSchema kLshAttention = {"lsh_attention", kLshInputs, kLshOutputs, kLshAttributes,
-                                      NewCall<LshAttentionCall, MakeLshAttention>};
+const OperatorSchema kLshAttention = {
+    "lsh_attention",
+    "Attention by locality-sensitive hashing (Reformer): chunks of tokens with like hashes see "
+    "themselves and their neighbours.",
+    kLshInputs,
+    kLshOutputs,
+    kLshAttributes,
+    NewCall<LshAttentionCall, MakeLshAttention>};
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLshAttention(
     const LshAttentionCall& call) {

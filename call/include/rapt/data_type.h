@@ -30,15 +30,20 @@ struct DTypeInfo {
   DType dtype;
   absl::string_view name;  // of the Open Inference Protocol and rapt.v1
   int64_t bytes;           // of one element
+  int onnx;                // of ONNX's TensorProto, also in parameters
   bool is_float = false;
 };
 
 inline constexpr std::array kDTypes = {
-    DTypeInfo{DType::kFloat32, "FP32", 4, true},  DTypeInfo{DType::kFloat16, "FP16", 2, true},
-    DTypeInfo{DType::kBFloat16, "BF16", 2, true}, DTypeInfo{DType::kFloat64, "FP64", 8, true},
-    DTypeInfo{DType::kBool, "BOOL", 1},           DTypeInfo{DType::kInt8, "INT8", 1},
-    DTypeInfo{DType::kUint8, "UINT8", 1},         DTypeInfo{DType::kInt32, "INT32", 4},
-    DTypeInfo{DType::kInt64, "INT64", 8},
+    DTypeInfo{DType::kFloat32, "FP32", 4, 1, true},
+    DTypeInfo{DType::kFloat16, "FP16", 2, 10, true},
+    DTypeInfo{DType::kBFloat16, "BF16", 2, 16, true},
+    DTypeInfo{DType::kFloat64, "FP64", 8, 11, true},
+    DTypeInfo{DType::kBool, "BOOL", 1, 9},
+    DTypeInfo{DType::kInt8, "INT8", 1, 3},
+    DTypeInfo{DType::kUint8, "UINT8", 1, 2},
+    DTypeInfo{DType::kInt32, "INT32", 4, 6},
+    DTypeInfo{DType::kInt64, "INT64", 8, 7},
 };
 
 constexpr const DTypeInfo& InfoOf(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }

@@ -20,6 +20,16 @@ NAMES = {
     capi.INT32: "int32",
     capi.INT64: "int64",
 }
+# What the library and the server call types.
+DATATYPES = {
+    capi.FP32: "FP32",
+    capi.FP16: "FP16",
+    capi.BF16: "BF16",
+    capi.FP64: "FP64",
+    capi.BOOL: "BOOL",
+    capi.INT32: "INT32",
+    capi.INT64: "INT64",
+}
 FLOATS = (capi.FP32, capi.FP16, capi.BF16, capi.FP64)
 _SIZES = {capi.FP32: 4, capi.FP16: 2, capi.BF16: 2, capi.FP64: 8, capi.BOOL: 1, capi.INT32: 4, capi.INT64: 8}
 
@@ -235,6 +245,8 @@ class DLPack:
             raise _unknown_type(name, f"{tensor.code} of {tensor.bits} bits and {tensor.lanes} lanes in DLPack")
         shape = tuple(tensor.shape[: tensor.ndim])
         strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
+        if strides and all(n == 1 or s == r for n, s, r in zip(shape, strides, row_major(shape))):
+            strides = None
         return (tensor.data or 0) + tensor.byte_offset, Layout(code, shape, strides), capsule
 
     @staticmethod

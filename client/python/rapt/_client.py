@@ -46,7 +46,7 @@ from ._operators import (
 )
 from ._options import shows
 from ._reports import CacheInfo, Diagnosis, Float, LayerShape, MemoryEstimates, ServerInfo, Storage, camel
-from ._server import ONNX_TYPES, Sent, Server, dtype_name, received
+from ._server import Sent, Server, dtype_name, received
 from .errors import Unavailable
 
 Path = str | os.PathLike[str]
@@ -259,11 +259,10 @@ class Client:
     def _operate(self, operator: Operator, call: Call, like: A, timeout: float | None) -> tuple[dict[str, A], str]:
         """The outputs and the plan of a call of an operator other than attention, by the model of its name."""
         inputs = {operator.theirs(name): Sent.of(name, x) for name, x in call.inputs.items()}
-        parameters = {name: ONNX_TYPES.get(value, value) for name, value in call.options.items()}
         names = {operator.theirs(name): name for name in call.wanted}
         with operator.errors():
-            answer = self._server.infer(operator.name, inputs, list(names), parameters, like, timeout)
-        return {names[name]: x for name, x in answer.outputs.items()}, answer.plan
+            answer = self._server.infer(operator.name, inputs, list(names), operator.parameters(call), like, timeout)
+        return {name: answer.outputs[theirs] for theirs, name in names.items()}, answer.plan
 
     def infer(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,22 +11,25 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, Required, TypedDict, Unpack
 
 from . import _run, capi
-from ._arrays import A, Array, Layout, short_repr
+from ._arrays import DATATYPES, NAMES, A, Array, Layout, short_repr
 from ._attention import Call, Number, boolean, check, choice, integer, real, split
 from ._options import REQUIRED, Option, describe, required, shows
 
 DType = Literal["float32", "float16", "bfloat16", "float64"]
 
-# What the library and the server call types.
-TYPES = {
-    "float32": "FP32",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float64": "FP64",
-    "bool": "BOOL",
-    "int32": "INT32",
-    "int64": "INT64",
-}
+_TYPES = {NAMES[dtype]: DATATYPES[dtype] for dtype in NAMES}
+# The values of parameters of models that are types: ONNX's codes.
+_ONNX_TYPES = {"FP32": 1, "FP16": 10, "FP64": 11, "BF16": 16}
+
+
+def _finite(name: str, value: Any) -> float:
+    number = real(name, value)
+    check(math.isfinite(number), f"{name} is {number}; it must be finite")
+    return number
+
+
+def _seed(name: str, value: Any) -> int:
+    return integer(name, value, 0, 2**64 - 1)
 
 
 def _conversion(kind: Any) -> Callable[[str, Any], Any]:
@@ -34,11 +38,11 @@ def _conversion(kind: Any) -> Callable[[str, Any], Any]:
     if bool in kinds:
         return lambda name, value: bool(boolean(name, value))
     if float in kinds:
-        return real
+        return _finite
     if int in kinds:
-        return lambda name, value: integer(name, value, most=2**64 - 1)
+        return integer
     (literal,) = (one for one in kinds if typing.get_origin(one) is Literal)
-    choices = {text: TYPES.get(text, text) for text in typing.get_args(literal)}
+    choices = {text: _TYPES.get(text, text) for text in typing.get_args(literal)}
     return lambda name, value: choice(name, value, choices)
 
 
@@ -49,10 +53,13 @@ class Operator:
         """`inputs` and `outputs`: the options that are tensors, or ask for an output; all others are attributes. `names`: what
         has another name at the library and the server."""
         self.name = name
-        self._options, self._inputs, self._outputs = options, inputs, outputs
-        kinds = typing.get_type_hints(options)
-        self._conversions = {name: _conversion(kind) for name, kind in kinds.items() if name not in (*inputs, *outputs)}
-        self._theirs = {**names, **TYPES}
+        self._inputs, self._outputs, self._required = inputs, outputs, required(options)
+        kinds = {name: kind for name, kind in typing.get_type_hints(options).items() if name not in inputs}
+        self._scalars = kinds.keys()
+        self._conversions = {name: _conversion(kind) for name, kind in kinds.items() if name not in outputs}
+        if "seed" in self._conversions:
+            self._conversions["seed"] = _seed
+        self._theirs = {**names, **_TYPES}
         self._ours = {theirs: name for name, theirs in self._theirs.items()}
 
     def theirs(self, name: str) -> str:
@@ -70,12 +77,13 @@ class Operator:
 
     def call(self, inputs: dict[str, Any], output: str, options: Mapping[str, Any]) -> Call:
         """`output`: the one that every call has. The call's options are the attributes, with the library's names and values."""
-        given = split(inputs, options, self._inputs, self._options.__annotations__.keys() - set(self._inputs))
-        for name in required(self._options):
+        given = split(inputs, options, self._inputs, self._scalars)
+        for name in self._required:
             if name not in given:
                 raise TypeError(f"{name} is missing")
         wanted = [name for name in self._outputs if boolean(name, given.pop(name, False))]
-        attributes = {self.theirs(name): self._conversions[name](name, value) for name, value in given.items()}
+        conversions = self._conversions.items()  # in their order: like calls have one plan
+        attributes = {self.theirs(name): read(name, given[name]) for name, read in conversions if name in given}
         return Call(inputs, attributes, (output, *wanted))
 
     def prepare(
@@ -87,17 +95,20 @@ class Operator:
         given: dict[str, Layout],
     ) -> _run.Prepared:
         call = capi.Call(self.name)
-        with self.errors():
-            for name, layout in layouts.items():
-                check(layout.strides is None, f"{name} is not contiguous", "use numpy.ascontiguousarray or contiguous()")
-                call.set_input(self.theirs(name), layout.dtype, layout.shape)
-            for name, value in attributes.items():
-                call.set_attribute(name, value)
-            for name in wanted:
-                call.want(self.theirs(name))
-            plan = capi.Plan(context, call)
+        for name, layout in layouts.items():
+            check(layout.strides is None, f"{name} is not contiguous", "use numpy.ascontiguousarray or contiguous()")
+            call.set_input(self.theirs(name), layout.dtype, layout.shape)
+        for name, value in attributes.items():
+            call.set_attribute(name, value)
+        for name in wanted:
+            call.want(self.theirs(name))
+        plan = capi.Plan(context, call)
         outputs = [_run.Output(name, self.theirs(name), *plan.output(self.theirs(name))) for name in wanted]
         return _run.Prepared(plan, None, [self.theirs(name) for name in layouts], outputs)
+
+    def parameters(self, call: Call) -> dict[str, Any]:
+        """Of the model."""
+        return {name: _ONNX_TYPES[value] if name == "state_type" else value for name, value in call.options.items()}
 
     def run(self, call: Call) -> tuple[dict[str, Any], str]:
         """Computes in this process: the outputs, and the plan."""

@@ -26,19 +26,7 @@ T = TypeVar("T")
 _PROTOBUF = "Content-Type: application/x-protobuf\r\n"
 
 _JSON_BYTES = "Inference-Header-Content-Length"
-# Of the Open Inference Protocol.
-_DATATYPES = {
-    capi.FP32: "FP32",
-    capi.FP16: "FP16",
-    capi.BF16: "BF16",
-    capi.FP64: "FP64",
-    capi.BOOL: "BOOL",
-    capi.INT32: "INT32",
-    capi.INT64: "INT64",
-}
-# The values of parameters that are types.
-ONNX_TYPES = {"FP32": 1, "FP16": 10, "FP64": 11, "BF16": 16}
-_CODES_OF = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
+_CODES_OF = {datatype: dtype for dtype, datatype in _arrays.DATATYPES.items()}
 
 DTYPES = {name: code for code, name in _arrays.NAMES.items() if code in _arrays.FLOATS}
 
@@ -132,13 +120,14 @@ def _parameter(name: str, value: Any) -> bool | int | float | str:
     return plain
 
 
-def _inference(answer: Answer, like: A) -> Inference[A]:
+def _inference(answer: Answer, wanted: Sequence[str], like: A) -> Inference[A]:
     end = int(answer.headers.get(_JSON_BYTES.lower(), len(answer.body)))
     outputs, at = {}, end
     for output in json.loads(bytes(answer.body[:end])).get("outputs", []):
         name, size = output["name"], output["parameters"]["binary_data_size"]
         data, at = answer.body[at : at + size], at + size
         outputs[name] = array_of(name, _CODES_OF[output["datatype"]], tuple(output["shape"]), data, like)
+    check(not wanted or outputs.keys() == set(wanted), f"outputs are {[*outputs]}, of which {[*wanted]} were asked for")
     return Inference(outputs, answer.headers.get("rapt-plan", ""))
 
 
@@ -184,7 +173,7 @@ class Server:
                 "inputs": [
                     {
                         "name": name,
-                        "datatype": _DATATYPES[x.dtype],
+                        "datatype": _arrays.DATATYPES[x.dtype],
                         "shape": x.shape,
                         "parameters": {"binary_data_size": x.data.nbytes},
                     }
@@ -199,7 +188,7 @@ class Server:
         headers = f"Content-Type: application/octet-stream\r\n{_JSON_BYTES}: {len(head)}\r\n"
         body: list[Buffer] = [head, *(x.bytes() for x in inputs.values() if x.data.size)]
         answer = self.calls.call("POST", path, body, headers, timeout, payload_at=_after_json)
-        return _understood(lambda: _inference(answer, like))
+        return _understood(lambda: _inference(answer, outputs, like))
 
     def diagnose(self, kind: type[T], path: str, request: Schema, values: Mapping[str, Any], timeout: float | None) -> T:
         """Sends a message with tensors whose answer is read from JSON."""

@@ -26,7 +26,7 @@ GRADIENTS = (
 ).split()
 
 _ERRORS = {3: ValueError, 8: MemoryError, 9: RuntimeError, 12: NotImplementedError}
-_MESSAGE_BYTES = 1024
+MESSAGE_BYTES, MAX_RANK = 1024, 8  # RAPTMESSAGE_BYTES, RAPT_MAX_RANK
 
 
 class Tensor(ctypes.Structure):
@@ -189,7 +189,7 @@ class _Message(threading.local):
     """Where the library writes the text of an error."""
 
     def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        self.buffer = ctypes.create_string_buffer(MESSAGE_BYTES)
 
 
 _message = _Message()
@@ -200,7 +200,7 @@ def _error(code: int) -> Exception:
 
 
 def _check(function: Any, *arguments: Any) -> None:
-    code = function(*arguments, _message.buffer, _MESSAGE_BYTES)
+    code = function(*arguments, _message.buffer, MESSAGE_BYTES)
     if code != 0:
         raise _error(code)
 
@@ -242,9 +242,9 @@ class Call:
     the library's message."""
 
     def __init__(self, operator: str) -> None:
+        self.handle: int | None = None  # for __del__, if this fails
         self._library = _library()
         self._destroy = self._library.rapt_call_destroy
-        self.handle: int | None = None  # for __del__, if this fails
         self.handle = _create(self._library.rapt_call_create, operator.encode())
 
     def __del__(self) -> None:
@@ -271,9 +271,9 @@ class Plan:
     RuntimeError for a backend or an instruction set that this machine lacks, with the library's message."""
 
     def __init__(self, context: Context, problem: Problem | Call) -> None:
+        self._handle: int | None = None  # for __del__, if this fails
         self._library = library = _library()
         self._destroy = library.rapt_plan_destroy
-        self._handle: int | None = None  # for __del__, if this fails
         self._context = context
         if isinstance(problem, Call):
             self._run = library.rapt_call_run
@@ -290,7 +290,7 @@ class Plan:
 
     def output(self, name: str) -> tuple[tuple[int, ...], int]:
         """Shape and type of an output of a call."""
-        dtype, rank, shape = ctypes.c_int32(), ctypes.c_int32(), (ctypes.c_int64 * 8)()
+        dtype, rank, shape = ctypes.c_int32(), ctypes.c_int32(), (ctypes.c_int64 * MAX_RANK)()
         result = (ctypes.byref(dtype), ctypes.byref(rank), shape)
         _check(self._library.rapt_plan_output, self._handle, name.encode(), *result)
         return tuple(shape[: rank.value]), dtype.value
@@ -298,6 +298,6 @@ class Plan:
     def run(self, *arguments: Any) -> None:
         """Computes; blocks without the GIL. `arguments`: ctypes.byref() of rapt_arguments, or their address; of a call that of
         the tensors, and their number."""
-        code = self._run(self._context.handle, self._handle, *arguments, None, 0, _message.buffer, _MESSAGE_BYTES)
+        code = self._run(self._context.handle, self._handle, *arguments, None, 0, _message.buffer, MESSAGE_BYTES)
         if code != 0:
             raise _error(code)

@@ -21,12 +21,6 @@ namespace {
 
 using inference::InferParameter;
 
-// The codes of ONNX's TensorProto for the float types.
-constexpr int64_t kOnnxFloat = 1;
-constexpr int64_t kOnnxFloat16 = 10;
-constexpr int64_t kOnnxDouble = 11;
-constexpr int64_t kOnnxBFloat16 = 16;
-
 std::string ValueText(const InferParameter& value) {
   switch (value.parameter_choice_case()) {
     case InferParameter::kBoolParam:
@@ -147,22 +141,12 @@ absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value
 absl::Status ReadFloatType(absl::string_view name, const InferParameter& value, DType& out) {
   int64_t code = 0;
   RAPT_RETURN_IF_ERROR(Read(name, value, code));
-  switch (code) {
-    case kOnnxFloat:
-      out = DType::kFloat32;
-      return absl::OkStatus();
-    case kOnnxFloat16:
-      out = DType::kFloat16;
-      return absl::OkStatus();
-    case kOnnxDouble:
-      out = DType::kFloat64;
-      return absl::OkStatus();
-    case kOnnxBFloat16:
-      out = DType::kBFloat16;
-      return absl::OkStatus();
-    default:
-      return WrongValue(name, value, "1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16)");
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.onnx != code || !info.is_float) continue;
+    out = info.dtype;
+    return absl::OkStatus();
   }
+  return WrongValue(name, value, "1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16)");
 }
 
 // Types narrower than FP32 are accepted and computed in FP32.

@@ -117,6 +117,32 @@ static void run_backward(rapt_context* context) {
   rapt_plan_destroy(plan);
 }
 
+/* An operator by its name, in C. */
+static void run_call(rapt_context* context) {
+  char message[RAPT_MESSAGE_BYTES] = "";
+  float x[2] = {1, 2}, table[2] = {10, 20}, y[2] = {0, 0};
+  const float want[2] = {11, 22};
+  const int64_t shape[2] = {1, 2};
+  const rapt_tensor tensors[] = {{"X", x}, {"table", table}, {"Y", y}};
+  rapt_call* call = NULL;
+  rapt_plan* plan = NULL;
+  rapt_code code = rapt_call_create("positional_encoding", &call, message, sizeof(message));
+  expect(code == RAPT_OK, "rapt_call_create", message);
+  if (code != RAPT_OK) return;
+  rapt_call_set_input(call, "X", RAPT_FP32, 2, shape, message, sizeof(message));
+  rapt_call_set_input(call, "table", RAPT_FP32, 2, shape, message, sizeof(message));
+  code = rapt_call_plan(context, call, &plan, message, sizeof(message));
+  expect(code == RAPT_OK, "rapt_call_plan", message);
+  rapt_call_destroy(call);
+  if (code != RAPT_OK) return;
+  code = rapt_call_run(context, plan, tensors, 3, NULL, 0, message, sizeof(message));
+  expect(code == RAPT_OK, "rapt_call_run", message);
+  expect_close(y, want, 2, "Y");
+  rapt_plan_destroy(plan);
+}
+
+_Static_assert(sizeof(rapt_tensor) == 2 * sizeof(void*), "rapt_tensor keeps its size");
+
 int main(void) {
   char message[RAPT_MESSAGE_BYTES] = "";
   rapt_context_options options = {.struct_size = sizeof(options), .threads = 2};
@@ -125,6 +151,7 @@ int main(void) {
          "rapt_context_create", message);
   if (context != NULL) run_example(context);
   if (context != NULL) run_backward(context);
+  if (context != NULL) run_call(context);
   rapt_context_destroy(context);
   expect(strcmp(rapt_version(), RAPT_TEST_VERSION) == 0, "rapt_version", rapt_version());
   return failures == 0 ? 0 : 1;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention/operator_schema.h"
+#include "base/aligned_buffer.h"
 #include "rapt/attention.h"
 #include "tests/support/run_operator.h"
 #include "tests/support/tensor.h"
@@ -21,12 +22,14 @@ namespace rapt::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 struct Input {
   std::string name;
   Shape shape;
   double low = -1, high = 1;           // of random numbers
   std::vector<int64_t> integers = {};  // instead of them
+  DType dtype = DType::kFloat32;
 };
 
 struct Case {
@@ -72,6 +75,8 @@ std::vector<Case> Cases() {
       Linear("gated_delta", {key_decay, beta, past, lengths}, {{"state_type", "FP64"}}),
       Linear("linear", {}, {{"scale", "0.3"}, {"chunk_size", "4"}}),
       Linear("gated", {head_decay}),
+      Linear("gated", {{"decay", {2, 9, 2}, -1, 0, {}, DType::kFloat64},
+                       {"past_state", {2, 2, 5, 7}, -1, 1, {}, DType::kFloat16}}),
       Linear("delta", {{"beta", {2, 9, 2}, 0, 1}}, {}, {}),
       Linear("linear", {}, {{"feature_map", "elu1"}, {"normalize", "true"}},
              {"present_state", "present_normalizer"}),
@@ -89,25 +94,46 @@ std::vector<Case> Cases() {
              {{"feature_map", "favor"}}),
       Lsh({{"num_buckets", "4"}, {"seed", "5"}, {"is_causal", "1"}}, {padded}),
       Lsh({{"form", "simple"}, {"seed", "5"}}, {key}),
+      {"lsh_attention",
+       {{"QK", {1, 1, 8, 4}, -1, 1, {}, DType::kBFloat16},
+        {"V", {1, 1, 8, 4}, -1, 1, {}, DType::kBFloat16}},
+       {{"chunk_length", "4"}, {"seed", "1"}}},
       Lsh({{"form", "simple"}}, {key, {"rotations", {3, 8, 2, 8}}}),
       Lsh({{"num_buckets", "4"}, {"scale", "0.7"}, {"chunks_before", "0"}, {"chunks_after", "1"}},
           {{"rotations", {1, 8, 2, 2}}}),
       {"rotary_embedding", {{"X", {2, 3, 9, 8}}}, {{"rope_theta", "10000"}}},
+      {"rotary_embedding",
+       {{"X", {2, 3, 9, 8}, -1, 1, {}, DType::kFloat16}, cos, sin},
+       {{"rotary_embedding_dim", "8"}}},
       {"rotary_embedding", {{"X", {2, 3, 9, 8}}, cos, sin}, {{"interleaved", "true"}}},
       {"rotary_embedding",
        {{"X", {2, 3, 24}}, cos, sin, {"position_ids", {2, 3}, 0, 0, {0, 7, 49, 2, 2, 1}}},
        {{"num_heads", "3"}}},
       {"positional_encoding", {{"X", {2, 9, 6}}}, {{"base", "100"}}},
+      {"positional_encoding", {{"X", {9, 6}, -1, 1, {}, DType::kFloat64}}, {}},
       {"positional_encoding", {{"X", {3, 2, 9, 6}}, {"table", {11, 6}}}, {}},
       {"positional_encoding", {{"X", {0, 9, 6}}}, {}},
   };
 }
 
-DType TypeOf(const Input& input) {
-  return input.integers.empty() ? DType::kFloat32 : DType::kInt64;
-}
+DType TypeOf(const Input& input) { return input.integers.empty() ? input.dtype : DType::kInt64; }
 
-int32_t CodeOf(DType dtype) { return RAPT_FP32 + static_cast<int32_t>(dtype); }
+int32_t CodeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return RAPT_FP16;
+    case DType::kBFloat16:
+      return RAPT_BF16;
+    case DType::kFloat64:
+      return RAPT_FP64;
+    case DType::kInt32:
+      return RAPT_INT32;
+    case DType::kInt64:
+      return RAPT_INT64;
+    default:
+      return RAPT_FP32;
+  }
+}
 
 size_t BytesOf(const TensorSpec& spec) {
   int64_t bytes = SizeOf(spec.dtype);
@@ -137,10 +163,11 @@ Tensors InputsOf(const Case& c) {
       std::memcpy(bytes.data(), input.integers.data(), bytes.size());
       continue;
     }
-    for (size_t at = 0; at < bytes.size(); at += sizeof(float)) {
-      const auto value = static_cast<float>(Uniform(rng, input.low, input.high));
-      std::memcpy(bytes.data() + at, &value, sizeof(value));
-    }
+    if (bytes.empty()) continue;
+    Tensor numbers(input.dtype,
+                   {1, 1, 1, static_cast<int64_t>(bytes.size()) / SizeOf(input.dtype)});
+    numbers.FillUniform(rng, input.low, input.high);
+    std::memcpy(bytes.data(), numbers.View().data, bytes.size());
   }
   return tensors;
 }
@@ -247,6 +274,7 @@ class CCallTest : public ::testing::Test {
   rapt_call* call_ = nullptr;
   rapt_plan* plan_ = nullptr;
   char message_[RAPT_MESSAGE_BYTES] = "";
+  const Input head_decay_ = {"decay", {2, 9, 2}};
 };
 
 std::vector<rapt_tensor> PointersTo(Tensors& tensors) {
@@ -288,7 +316,6 @@ TEST_F(CCallTest, CoversEveryTensorAndAttribute) {
       EXPECT_THAT(names, ::testing::Contains(std::string(input.name)));
     }
     for (const AttributeSchema& attribute : schema->attributes) {
-      if (attribute.name == "rotary_embedding_dim") continue;  // WritesInPlace
       EXPECT_THAT(names, ::testing::Contains(std::string(attribute.name)));
     }
     for (const TensorSchema& output : schema->outputs) {
@@ -356,11 +383,13 @@ TEST_F(CCallTest, NamesWhatIsInvalid) {
       {"name is null", [&] { return SetInput(nullptr, RAPT_FP32, {1}); }},
       {"shape is null",
        [&] { return rapt_call_set_input(call_, "key", RAPT_FP32, 1, nullptr, m, size); }},
-      {"dtype is 0; it must be from 1 to 9", [&] { return SetInput("query", 0, {1}); }},
-      {"dtype is 10", [&] { return SetInput("query", 10, {1}); }},
-      {"rank is 9; it must be from 0 to 8",
+      {"query has dtype 0; it must be one of rapt_dtype",
+       [&] { return SetInput("query", 0, {1}); }},
+      {"query has dtype 6", [&] { return SetInput("query", 6, {1}); }},
+      {"query has dtype 10", [&] { return SetInput("query", 10, {1}); }},
+      {"key has rank 9; it must be from 0 to 8",
        [&] { return rapt_call_set_input(call_, "key", RAPT_FP32, 9, shape, m, size); }},
-      {"rank is -1",
+      {"key has rank -1",
        [&] { return rapt_call_set_input(call_, "key", RAPT_FP32, -1, shape, m, size); }},
       {"call is null",
        [&] { return rapt_call_set_input(nullptr, "key", RAPT_FP32, 3, shape, m, size); }},
@@ -368,14 +397,16 @@ TEST_F(CCallTest, NamesWhatIsInvalid) {
        [&] { return SetNumber("softcap", 1); }},
       {"update_rule is 'fast'; it must be gated_delta or linear or gated or delta",
        [&] { return SetText("update_rule", "fast"); }},
-      {"update_rule is '1'", [&] { return SetInteger("update_rule", 1); }},
-      {"is_causal is '2'; it must be true, false, 1 or 0",
+      {"update_rule is 1; it must be gated_delta or linear",
+       [&] { return SetInteger("update_rule", 1); }},
+      {"is_causal is 2; it must be true, false, 1 or 0",
        [&] { return SetInteger("is_causal", 2); }},
       {"chunk_size is '4x'; it must be a 64-bit integer",
        [&] { return SetText("chunk_size", "4x"); }},
       {"chunk_size is ''", [&] { return SetText("chunk_size", ""); }},
-      {"chunk_size is 2.5; it is no real number", [&] { return SetNumber("chunk_size", 2.5); }},
-      {"seed is '-1'; it must be an integer from 0 to 2^64 - 1",
+      {"chunk_size is 2.5; it must be a 64-bit integer",
+       [&] { return SetNumber("chunk_size", 2.5); }},
+      {"seed is -1; it must be an integer from 0 to 2^64 - 1",
        [&] { return SetInteger("seed", -1); }},
       {"seed is '18446744073709551616'", [&] { return SetText("seed", "18446744073709551616"); }},
       {"scale is 'x'; it must be a number", [&] { return SetText("scale", "x"); }},
@@ -384,6 +415,8 @@ TEST_F(CCallTest, NamesWhatIsInvalid) {
       {"value is null", [&] { return SetText("scale", nullptr); }},
       {"linear_attention has no output 'Y'; it has output, present_state",
        [&] { return rapt_call_want(call_, "Y", m, size); }},
+      {"name is null", [&] { return rapt_call_want(call_, nullptr, m, size); }},
+      {"call is null", [&] { return rapt_call_want(nullptr, "output", m, size); }},
       {"context is null", [&] { return rapt_call_plan(nullptr, call_, &plan_, m, size); }},
       {"plan is null", [&] { return rapt_call_plan(context_, call_, nullptr, m, size); }},
   };
@@ -396,41 +429,81 @@ TEST_F(CCallTest, NamesWhatIsInvalid) {
 }
 
 TEST_F(CCallTest, PlansRefuseWhatTheOperatorRefuses) {
-  struct {
+  const Case linear = Linear("linear", {}, {}, {});
+  const Case lsh = Lsh({{"seed", "1"}});
+  const int64_t large = int64_t{1} << 62;
+  const struct {
+    const Case& base;
     const char* message;
-    std::function<void()> change;
-  } const kCases[] = {
-      {"decay is given; update_rule is linear",
-       [&] {
-         SetInput("decay", RAPT_FP32, {2, 9, 2});
-       }},
-      {"key",
-       [&] {
-         SetInput("key", RAPT_FP32, {2, -9, 10});
-       }},
-      {"value",
-       [&] {
-         SetInput("value", RAPT_BOOL, {2, 9, 14});
-       }},
-      {"query",
-       [&] {
-         SetInput("query", RAPT_FP32, {INT64_MAX, INT64_MAX, INT64_MAX});
-       }},
-      {"query", [&] { SetInput("query", RAPT_FP32, {}); }},
-      {"nonpad_kv_seqlen", [&] { SetInput("nonpad_kv_seqlen", RAPT_INT32, {2}); }},
-      {"num_features is given; it needs feature_map favor", [&] { SetInteger("num_features", 3); }},
-      {"chunk_size is -1", [&] { SetInteger("chunk_size", -1); }},
+    std::vector<Input> inputs;
+    std::vector<std::pair<const char*, const char*>> attributes = {};
+  } kCases[] = {
+      {linear, "decay is given; update_rule is linear, which does not take it", {head_decay_}},
+      {linear, "key has shape [2, -9, 10]; no axis may be negative", {{"key", {2, -9, 10}}}},
+      {linear,
+       "query has shape [4611686018427387904, 4611686018427387904, 4]; its size overflows 64 bits",
+       {{"query", {large, large, 4}}}},
+      {linear, "query has shape []; it must be [B, T, H * d]", {{"query", {}}}},
+      {linear,
+       "q_num_heads is 4611686018427387904; with query [1, 0, 4611686018427387904] it must "
+       "be from 1 to 65536 and divide 4611686018427387904 into heads of 1 to 65536",
+       {{"query", {1, 0, large}}, {"key", {1, 0, 1}}, {"value", {1, 0, 1}}},
+       {{"q_num_heads", "4611686018427387904"}, {"kv_num_heads", "1"}}},
+      {linear, "num_features is given; it needs feature_map favor", {}, {{"num_features", "3"}}},
+      {linear, "chunk_size is -1; it must be at least 1", {}, {{"chunk_size", "-1"}}},
+      {lsh, "num_hashes is 1025; it must be from 1 to 1024", {}, {{"num_hashes", "1025"}}},
+      {lsh, "num_buckets is 3; it must be even", {}, {{"num_buckets", "3"}}},
+      {lsh, "chunk_length is 7; it must divide the length 24", {}, {{"chunk_length", "7"}}},
+      {lsh, "scale is inf", {}, {{"scale", "inf"}}},
+      {lsh,
+       "is_causal is true; form 'simple' hides only padding",
+       {{"K", {2, 3, 24, 8}}},
+       {{"form", "simple"}, {"is_causal", "1"}}},
   };
-  for (const auto& [message, change] : kCases) {
-    Create(Linear("linear", {}, {}, {}));
-    change();
+  for (const auto& [base, message, inputs, attributes] : kCases) {
+    Create(base);
+    for (const Input& input : inputs) {
+      ASSERT_EQ(SetInput(input.name.c_str(), CodeOf(TypeOf(input)), input.shape), RAPT_OK);
+    }
+    for (const auto& [name, text] : attributes) ASSERT_EQ(SetText(name, text), RAPT_OK);
     EXPECT_EQ(Plan(), RAPT_INVALID_ARGUMENT) << message;
-    EXPECT_THAT(message_, HasSubstr(message));
+    EXPECT_THAT(message_, StartsWith(message));
     EXPECT_EQ(plan_, nullptr);
   }
-  ASSERT_EQ(rapt_call_create("rotary_embedding", &call_, message_, sizeof(message_)), RAPT_OK);
+  Create(linear);
+  ASSERT_EQ(rapt_call_want(call_, "relative_error", message_, sizeof(message_)), RAPT_OK);
+  EXPECT_EQ(Plan(), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "output relative_error is wanted; it needs error_rows");
+  Create({"rotary_embedding", {}, {}});
   EXPECT_EQ(Plan(), RAPT_INVALID_ARGUMENT);
   EXPECT_STREQ(message_, "X is missing");
+}
+
+TEST_F(CCallTest, TakesTheWorkspaceOfTheCaller) {
+  const Case c = Linear("linear", {}, {}, {});
+  Tensors tensors = InputsOf(c);
+  const Tensors want = Expected(c, *OperatorOf(c), tensors);
+  tensors["output"].resize(want.at("output").size());
+  Create(c);
+  ASSERT_EQ(Plan(), RAPT_OK) << message_;
+  const std::vector<rapt_tensor> pointers = PointersTo(tensors);
+  AlignedBuffer workspace(rapt_plan_workspace_bytes(plan_));
+  ASSERT_EQ(rapt_call_run(context_, plan_, pointers.data(), pointers.size(), workspace.data(),
+                          workspace.size(), message_, sizeof(message_)),
+            RAPT_OK)
+      << message_;
+  EXPECT_EQ(tensors["output"], want.at("output"));
+  EXPECT_EQ(rapt_call_run(context_, plan_, pointers.data(), pointers.size(), workspace.data(),
+                          workspace.size() - 1, message_, sizeof(message_)),
+            RAPT_INVALID_ARGUMENT);
+}
+
+TEST_F(CCallTest, WithoutElementsNothingIsNeeded) {
+  Create({"positional_encoding", {{"X", {0, 9, 6}}}, {}});
+  ASSERT_EQ(Plan(), RAPT_OK) << message_;
+  EXPECT_EQ(rapt_call_run(context_, plan_, nullptr, 0, nullptr, 0, message_, sizeof(message_)),
+            RAPT_OK)
+      << message_;
 }
 
 TEST_F(CCallTest, RunsNameTheTensor) {
@@ -456,14 +529,26 @@ TEST_F(CCallTest, RunsNameTheTensor) {
   EXPECT_EQ(Run(pointers), RAPT_OK) << message_;
   pointers.push_back({"Y", nullptr});
   EXPECT_EQ(Run(pointers), RAPT_INVALID_ARGUMENT);
-  EXPECT_THAT(message_, HasSubstr("linear_attention has no tensor 'Y'"));
+  EXPECT_STREQ(message_,
+               "linear_attention has no tensor 'Y'; it has query, key, value, past_state, decay, "
+               "beta, nonpad_kv_seqlen, projection, past_normalizer, output, present_state, "
+               "present_normalizer, relative_error");
+  pointers.back().name = nullptr;
+  EXPECT_EQ(Run(pointers), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "name is null");
   const int64_t lengths[] = {1, 10};
   std::memcpy(all["nonpad_kv_seqlen"].data(), lengths, sizeof(lengths));
   EXPECT_EQ(Run(PointersTo(all)), RAPT_INVALID_ARGUMENT);
   EXPECT_STREQ(message_, "nonpad_kv_seqlen[1] is 10; it must be from 0 to the length 9");
-  EXPECT_EQ(rapt_call_run(context_, plan_, nullptr, 0, nullptr, 0, message_, sizeof(message_)),
+  EXPECT_EQ(rapt_call_run(context_, plan_, nullptr, 1, nullptr, 0, message_, sizeof(message_)),
             RAPT_INVALID_ARGUMENT);
   EXPECT_STREQ(message_, "tensors is null");
+  EXPECT_EQ(rapt_call_run(context_, nullptr, nullptr, 0, nullptr, 0, message_, sizeof(message_)),
+            RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "plan is null");
+  EXPECT_EQ(rapt_call_run(nullptr, plan_, nullptr, 0, nullptr, 0, message_, sizeof(message_)),
+            RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "context is null");
 }
 
 TEST_F(CCallTest, APlanIsRunByItsOwnFunction) {

@@ -70,6 +70,10 @@ class PythonStructsTest(unittest.TestCase):
         }.items():
             self.assertEqual(values_of(enum), copy, enum)
 
+    def test_every_size_is_that_of_the_header(self):
+        for name in ("MESSAGE_BYTES", "MAX_RANK"):
+            self.assertEqual(int(re.search(rf"#define RAPT_{name} (\d+)", HEADER)[1]), getattr(capi, name), name)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -29,7 +29,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "client/exampl
 import make_layers  # noqa: E402
 
 RAPT = os.environ["RAPT"]
-COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "gradcheck", "rotary", "positions",
+COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "gradcheck", "run",
             "pattern", "layer", "memory", "compare-memory", "cache", "info", "health")  # fmt: skip
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -443,17 +443,17 @@ def test_rotary(rapt, save, load, where):
     cos, sin = np.cos(angles).astype("f4"), np.sin(angles).astype("f4")
     ids = np.array([[3, 1, 4, 1, 5], [8, 2, 6, 5, 3]], "i4")
     save(x=x, cos=cos, sin=sin, ids=ids, flat=x.transpose(0, 2, 1, 3).reshape(2, 5, 32))
-    rapt("rotary", "--x=x.npy", "--rope-theta=50", "-o=y.npy", *where)
+    rapt("run", "rotary_embedding", "--x=x.npy", "--rope-theta=50", "-o=y.npy", *where)
     want = rotated(x, cos[None, :5], sin[None, :5])
     close(load("y.npy"), want)
-    rapt("rotary", "--x=flat.npy", "--num-heads=4", "--rope-theta=50", "-o=y.npy", *where)
+    rapt("run", "rotary_embedding", "--x=flat.npy", "--num-heads=4", "--rope-theta=50", "-o=y.npy", *where)
     close(load("y.npy"), want.transpose(0, 2, 1, 3).reshape(2, 5, 32))
     caches = ["--cos-cache=cos.npy", "--sin-cache=sin.npy", "--position-ids=ids.npy"]
-    rapt("rotary", "--x=x.npy", *caches, "--interleaved", "-o=y.npy", *where)
+    rapt("run", "rotary_embedding", "--x=x.npy", *caches, "--interleaved", "-o=y.npy", *where)
     close(load("y.npy"), rotated(x, cos[ids], sin[ids], interleaved=True))
     ids[1, 2] = 9
     save(ids=ids)
-    refused = rapt("rotary", "--x=x.npy", *caches, "-o=y.npy", *where, code=CALL_FAILED)
+    refused = rapt("run", "rotary_embedding", "--x=x.npy", *caches, "-o=y.npy", *where, code=CALL_FAILED)
     assert "position_ids[1, 2] is 9; it must be from 0 to 8" in refused.stderr
 
 
@@ -462,11 +462,11 @@ def test_positions(rapt, save, load, where):
     x, table = draw(1, 2, 5, 6), draw(2, 7, 6)
     save(x=x, table=table)
     angles = np.arange(5)[:, None] * 100.0 ** (-(np.arange(6) // 2 * 2) / 6)
-    rapt("positions", "--x=x.npy", "--base=100", "-o=y.npy", *where)
+    rapt("run", "positional_encoding", "--x=x.npy", "--base=100", "-o=y.npy", *where)
     close(load("y.npy"), x + np.where(np.arange(6) % 2 == 0, np.sin(angles), np.cos(angles)))
-    rapt("positions", "--x=x.npy", "--table=table.npy", "-o=y.npy", *where)
+    rapt("run", "positional_encoding", "--x=x.npy", "--table=table.npy", "-o=y.npy", *where)
     close(load("y.npy"), x + table[:5])
-    refused = rapt("positions", "--x=x.npy", "--base=-1", "-o=y.npy", *where, code=CALL_FAILED)
+    refused = rapt("run", "positional_encoding", "--x=x.npy", "--base=-1", "-o=y.npy", *where, code=CALL_FAILED)
     assert "base is -1; it must be positive and finite" in refused.stderr
 
 
@@ -496,6 +496,10 @@ LINEAR = pytest.mark.parametrize(
 )
 
 
+SELF = ("--query=x.npy", "--key=x.npy", "--value=x.npy")
+ONE_HEAD = ("run", "linear_attention", "--q-num-heads=1", "--kv-num-heads=1")
+
+
 def flat(x):
     return x.reshape(*x.shape[:2], -1)
 
@@ -513,13 +517,14 @@ def test_linear(rapt, save, load, rule, where):
         gates["beta"] = np.abs(draw(6, batch, tokens, heads))
     lengths = np.array([10, 7])
     save(q=flat(q), k=flat(k), v=flat(v), state=state, lengths=lengths, **gates)
-    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "--heads=4", "--kv-heads=2", *(f"--{g}={g}.npy" for g in gates)]
-    rapt("attend", f"--linear={rule}", *files, "-o=y.npy", *where)
+    files = ["--query=q.npy", "--key=k.npy", "--value=v.npy", *(f"--{g}={g}.npy" for g in gates)]
+    call = ["run", "linear_attention", f"--update-rule={rule}", "--q-num-heads=4", "--kv-num-heads=2", *files]
+    rapt(*call, "-o=y.npy", *where)
     close(load("y.npy"), flat(recurrence(q, k, v, **gates)[0]))
-    options = ["--past-state=state.npy", "--key-lengths=lengths.npy", "--scale=0.5", "--chunk-size=4"]
-    ran = rapt("attend", "--linear", rule, *files, *options, "-o=out.npz", "--present-state=out.npz", "--json", *where)
+    options = ["--past-state=state.npy", "--nonpad-kv-seqlen=lengths.npy", "--scale=0.5", "--chunk-size=4"]
+    ran = rapt(*call, *options, "-o=out.npz", "--present-state=out.npz", "--json", *where)
     y, after = recurrence(q, k, v, **gates, state=state, lengths=lengths, scale=0.5)
-    close(load("out.npz")["y"], flat(y))
+    close(load("out.npz")["output"], flat(y))
     close(load("out.npz")["present_state"], after)
     report = json.loads(ran.stdout)
     assert [output["shape"] for output in report["outputs"]] == [[2, 10, 24], [2, 2, 5, 6]]
@@ -531,8 +536,8 @@ def test_linear_with_features(rapt, save, load, where):
     q, k, v = np.abs(draw(1, 1, 9, 1, 4)), np.abs(draw(2, 1, 9, 1, 4)), draw(3, 1, 9, 1, 3)
     before, sums = draw(4, 1, 4, 3), np.abs(draw(5, 1, 4))
     save(q=q[0, :, 0], k=k[0, :, 0], v=v[0, :, 0], before=before, sums=sums)
-    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "--past-state=before.npy", "--past-normalizer=sums.npy"]
-    rapt("attend", "--linear=linear", "--feature-map=relu", "--normalize", *files, "-o=y.npy",
+    files = ["--query=q.npy", "--key=k.npy", "--value=v.npy", "--past-state=before.npy", "--past-normalizer=sums.npy"]
+    rapt(*ONE_HEAD, "--update-rule=linear", "--feature-map=relu", "--normalize", *files, "-o=y.npy",
          "--present-state=s.npy", "--present-normalizer=z.npy", *where)  # fmt: skip
     y, state = recurrence(q, k, v, state=before[None], scale=1)
     z = sums + np.cumsum(k[0, :, 0], axis=0)
@@ -544,8 +549,9 @@ def test_linear_with_features(rapt, save, load, where):
 @LINEAR
 def test_linear_reads_members_of_archives(rapt, tmp_path, load, where):
     np.savez(tmp_path / "in.npz", x=draw(1, 2, 10, 8), directions=draw(2, 16, 4), lengths=[10, 4])
-    call = ["attend", "--linear=linear", "--feature-map=favor", "--heads=2", "--q=in.npz:x",
-            "--projection=in.npz:directions", "--key-lengths=in.npz:lengths"]  # fmt: skip
+    call = ["run", "linear_attention", "--update-rule=linear", "--feature-map=favor", "--q-num-heads=2",
+            "--kv-num-heads=2", "--query=in.npz:x", "--key=in.npz:x", "--value=in.npz:x",
+            "--projection=in.npz:directions", "--nonpad-kv-seqlen=in.npz:lengths"]  # fmt: skip
     rapt(*call, "-o=want.npy", "--local")
     rapt(*call, "-o=y.npy", *where)
     close(load("y.npy"), load("want.npy"))
@@ -556,10 +562,11 @@ def test_linear_reads_members_of_archives(rapt, tmp_path, load, where):
 def test_linear_estimates_softmax_and_says_how_well(rapt, save, load, where):
     x, projection = 0.3 * draw(1, 20, 8), draw(2, 64, 8)
     save(x=x, projection=projection)
-    call = ["attend", "--linear=linear", "--feature-map=favor", "--q=x.npy", "-o=y.npy", "--error-rows=20"]
-    for options in (["--features=512", "--seed=3"], ["--projection=projection.npy"], ["--features=512", "--not-causal"]):
+    call = [*ONE_HEAD, "--update-rule=linear", "--feature-map=favor", *SELF, "-o=y.npy", "--error-rows=20"]
+    not_causal = "--is-causal=false"
+    for options in (["--num-features=512", "--seed=3"], ["--projection=projection.npy"], ["--num-features=512", not_causal]):
         error = json.loads(rapt(*call, *options, "--json", *where).stdout)["relative_error"]
-        exact = oracle(*3 * [x[None, None]], visible=None if "--not-causal" in options else triangle(20, 20))[0][0, 0]
+        exact = oracle(*3 * [x[None, None]], visible=None if not_causal in options else triangle(20, 20))[0][0, 0]
         want = np.linalg.norm(load("y.npy") - exact) / np.linalg.norm(exact)
         np.testing.assert_allclose(error, want, rtol=1e-3)
     assert "of the exact rows" in rapt(*call, *where).stdout
@@ -567,27 +574,26 @@ def test_linear_estimates_softmax_and_says_how_well(rapt, save, load, where):
 
 def test_linear_refuses_what_does_not_fit(rapt, save):
     save(x=draw(1, 4, 6), i=np.arange(3))
-    call = ["attend", "--linear=gated", "--q=x.npy", "-o=y.npy"]
+    call = [*ONE_HEAD, "--update-rule=gated", *SELF, "-o=y.npy"]
     for flags, code, message in [
-        (["--linear=favor"], USAGE, "--linear is 'favor'; it takes gated_delta or linear or gated or delta"),
-        (["--mask=x.npy"], USAGE, "--linear and --mask are mutually exclusive; rapt attend --linear --help lists its flags"),
-        (["--lsh", "simple"], USAGE, "--linear and --lsh are mutually exclusive"),
-        (["--maks=x.npy"], USAGE, "unknown flag --maks"),
-        (["--k=x.npy"], USAGE, "k is given without v"),
+        (["--update-rule=favor"], USAGE, "--update-rule is 'favor'; it takes gated_delta or linear or gated or delta"),
+        (["--state-type=int8"], USAGE, "--state-type is 'int8'; it takes fp32, fp16, bf16 or fp64"),
+        (["--normalize=maybe"], USAGE, "--normalize is 'maybe'; it takes true or false"),
+        (["--mask=x.npy"], USAGE, "unknown flag --mask"),
         (["--stream", "--local"], USAGE, "--stream needs a server"),
         (["--chunk=4"], USAGE, "--chunk needs --stream"),
         (["--chunk=0", "--stream"], USAGE, "--chunk is 0; it must be at least 1"),
         (["--stream", "--error-rows=3"], USAGE, "--stream and --error-rows are mutually exclusive"),
-        (["--stream", "--not-causal"], USAGE, "--stream and --not-causal are mutually exclusive"),
-        (["--heads=0"], USAGE, "--heads is 0"),
+        (["--stream", "--is-causal=false"], USAGE, "--stream and --is-causal=false are mutually exclusive"),
         (["--seed=-1"], USAGE, "--seed is '-1'; it takes a whole number of at least 0"),
         (["--priority=1", "--local"], USAGE, "--local has no server"),
         (["--present-state=y.npy"], USAGE, "--output and --present-state both name y.npy"),
         (["--decay=i.npy"], USAGE, "decay has type int64; it must be float16"),
-        (["--key-lengths=x.npy"], USAGE, "key_lengths has type float32"),
+        (["--nonpad-kv-seqlen=x.npy"], USAGE, "nonpad_kv_seqlen has type float32"),
         ([], CALL_FAILED, "decay is missing; update_rule is gated"),
         (["--stream"], CALL_FAILED, "decay is missing; update_rule is gated"),
-        (["--linear=linear", "--local", "--heads=4"], CALL_FAILED, "q_num_heads is 4"),
+        (["--update-rule=linear", "--local", "--q-num-heads=4"], CALL_FAILED, "q_num_heads is 4"),
+        (["--update-rule=linear", "--q-num-heads=0"], CALL_FAILED, "q_num_heads is 0"),
     ]:
         refused = rapt(*call, *flags, code=code).stderr
         assert message in refused, (flags, refused)
@@ -598,9 +604,9 @@ def test_lsh(rapt, save, load, where):
     x, v = draw(1, 2, 2, 24, 6), draw(2, 2, 2, 24, 5)
     rotations, lengths = draw(3, 1, 6, 3, 2), np.array([24, 20])
     save(x=x, v=v, rotations=rotations, lengths=lengths)
-    call = ["attend", "--lsh=reformer", "--q=x.npy", "--v=v.npy", "--hashes=3", "--chunk-length=6", *where]
-    ran = rapt(*call, "--rotations=rotations.npy", "--buckets=4", "--causal", "--key-lengths=lengths.npy",
-               "--chunks-before=1", "--chunks-after=1", "--scale=0.5", "-o=out.npz", "--bucket-ids=out.npz",
+    call = ["run", "lsh_attention", "--qk=x.npy", "--v=v.npy", "--num-hashes=3", "--chunk-length=6", *where]
+    ran = rapt(*call, "--rotations=rotations.npy", "--num-buckets=4", "--is-causal", "--nonpad-kv-seqlen=lengths.npy",
+               "--chunks-before=1", "--chunks-after=1", "--scale=0.5", "-o=out.npz", "--buckets=out.npz",
                "--json")  # fmt: skip
     y, buckets = lsh_attention(x, v, rotations, 6, before=1, after=1, scale=0.5, is_causal=True, lengths=lengths)
     close(load("out.npz")["y"], y, 1e-5)
@@ -621,14 +627,11 @@ def test_lsh(rapt, save, load, where):
 def test_lsh_in_the_simple_form(rapt, save, load, where):
     q, k, v, rotations = draw(1, 16, 4), draw(2, 16, 4), draw(3, 16, 3), draw(4, 1, 4, 2, 4)
     save(q=q, k=k, v=v, rotations=rotations)
-    rapt("attend", "--lsh", "simple", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--rotations=rotations.npy",
-         "--hashes=2", "--chunk-length=4", "-o=y.npy", "--bucket-ids=b.npy", *where)  # fmt: skip
+    rapt("run", "lsh_attention", "--form=simple", "--qk=q.npy", "--k=k.npy", "--v=v.npy", "--rotations=rotations.npy",
+         "--num-hashes=2", "--chunk-length=4", "-o=y.npy", "--buckets=b.npy", *where)  # fmt: skip
     y, buckets = lsh_attention(q[None, None], v[None, None], rotations, 4, k=k[None, None])
     close(load("y.npy"), y[0, 0], 1e-5)
     np.testing.assert_array_equal(load("b.npy"), buckets[0, 0])
-    rapt("attend", "--lsh", "simple", "--q=q.npy", "--rotations=rotations.npy", "--hashes=2", "--chunk-length=4",
-         "-o=y.npy", *where)  # fmt: skip
-    close(load("y.npy"), lsh_attention(*2 * [q[None, None]], rotations, 4, k=q[None, None])[0][0, 0], 1e-5)
 
 
 def self_attention_of(tensors, x, heads, visible=True):
@@ -774,18 +777,18 @@ def test_layer_helps_with_the_models_of_the_document(rapt):
 
 def test_lsh_refuses_what_does_not_fit(rapt, save):
     save(x=draw(1, 8, 6))
-    call = ["attend", "--lsh=reformer", "--q=x.npy", "-o=y.npy", "--chunk-length=4"]
+    call = ["run", "lsh_attention", "--qk=x.npy", "--v=x.npy", "-o=y.npy", "--chunk-length=4", "--num-hashes=1"]
     for flags, code, message in [
-        (["--lsh=hash"], USAGE, "--lsh is 'hash'; it takes reformer or simple"),
-        (["--k=x.npy"], USAGE, "--k needs --lsh simple"),
-        (["--heads=2"], USAGE, "--lsh and --heads are mutually exclusive"),
-        (["--decay", "x.npy"], USAGE, "--lsh and --decay are mutually exclusive"),
+        (["--form=hash"], USAGE, "--form is 'hash'; it takes reformer or simple"),
+        (["--heads=2"], USAGE, "unknown flag --heads"),
         (["--seed=-1"], USAGE, "--seed is '-1'; it takes a whole number of at least 0"),
         (["--priority=1", "--local"], USAGE, "--local has no server"),
-        (["--bucket-ids=y.npy"], USAGE, "--output and --bucket-ids both name y.npy"),
+        (["--buckets=y.npy"], USAGE, "--output and --buckets both name y.npy"),
+        ([], CALL_FAILED, "rotations is missing; it or seed must be given"),
+        (["--k=x.npy"], CALL_FAILED, "K is given"),
         (["--chunk-length=3"], CALL_FAILED, "chunk_length is 3"),
         (["--chunk-length=3", "--local"], CALL_FAILED, "chunk_length is 3"),
-        (["--lsh=simple", "--causal"], CALL_FAILED, "is_causal"),
+        (["--form=simple", "--k=x.npy", "--is-causal"], CALL_FAILED, "is_causal"),
     ]:
         refused = rapt(*call, *flags, code=code).stderr
         assert message in refused, (flags, refused)
@@ -1033,7 +1036,7 @@ def test_plot_draws_one_query_as_bars(rapt, save, tmp_path):
 
 def test_plot_draws_curves_of_a_positional_encoding(rapt, save, tmp_path):
     save(zeros=np.zeros((50, 8), "f4"))
-    rapt("positions", "--local", "--x=zeros.npy", "-o=encoding.npy")
+    rapt("run", "positional_encoding", "--local", "--x=zeros.npy", "-o=encoding.npy")
     for name in ("curves.svg", "curves.png", "curves.html"):
         rapt("plot", "encoding.npy", "--curves", "0,1,6", "--title", "Encoding", "-o", name)
     words = svg_words(tmp_path / "curves.svg")
@@ -1657,8 +1660,11 @@ ERRORS = [
     ("attend --q x.npy -o y.npy --layout sbhd", USAGE, "bhsd"),
     ("attend --q x.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
     ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "--kv-heads needs --heads"),
-    ("attend --q x.npy -o y.npy --decay=x.npy", USAGE, "--decay needs --linear"),
-    ("attend --q x.npy -o y.npy --hashes 2", USAGE, "--hashes needs --lsh"),
+    ("attend --q x.npy -o y.npy --average", USAGE, "--average needs --model"),
+    ("run", USAGE, "no operator given; the operators are rotary_embedding, positional_encoding"),
+    ("run softmax --x x.npy", USAGE, "unknown operator 'softmax'; the operators are rotary_embedding"),
+    ("run positional_encoding -o y.npy", USAGE, "--x is required"),
+    ("run positional_encoding --x none.npy -o y.npy", USAGE, "can't open none.npy"),
     ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "--weights and --scores are mutually exclusive"),
     ("attend --q x.npy -o y.npy --weights ./y.npy", USAGE, "--output and --weights both name y.npy"),
     ("attend --q x.npy -o y.npy --interleaved --local", USAGE, "--interleaved needs --cos-cache and --sin-cache, or"),
@@ -1756,8 +1762,8 @@ ERRORS = [
     ("memory --block-q 64", USAGE, "block_mask is set but block_k is not"),
     ("memory --bias-table 32 --alibi", USAGE, "alibi and bias_table are both set"),
     ("memory --relative-bias 6", USAGE, "relative_bias has 6 distances"),
-    ("plot w.npy --scaling -o w.svg", USAGE, "--scaling draws estimates; it takes --seq"),
-    ("plot --scaling --batch=1 -o w.svg", USAGE, "--scaling draws estimates; it takes --seq"),
+    ("plot w.npy --scaling -o w.svg", USAGE, "--scaling draws estimates; it excludes files"),
+    ("plot --scaling --batch=1 -o w.svg", USAGE, "--scaling draws estimates; it excludes files"),
     ("plot w.npy --seq=128 -o w.svg", USAGE, "--seq is a flag of --scaling"),
     ("plot --scaling --seq 0 -o w.svg", USAGE, "--seq is 0; it must be at least 1"),
     ("plot --scaling -o w.jpg", USAGE, ".svg, .html or .png"),
@@ -1922,14 +1928,16 @@ def test_compare_memory_finds_equal_outputs_and_less_memory(rapt):
 
 
 # Those of kinds of attention with help of their own.
-KINDS = ("attend --linear", "attend --lsh", "attend --model")
+KINDS = ("attend --model",)
+OPERATORS = ("rotary_embedding", "positional_encoding", "linear_attention", "lsh_attention")
+RUNS = tuple(f"run {operator}" for operator in OPERATORS)
 CACHE_COMMANDS = tuple(f"cache {name}" for name in ("create", "append", "attend", "fork", "truncate", "list", "show", "close", "export", "import"))
 
 
 def command_of(words):
-    """The words before the first flag or operand that name a command: attend --linear, cache fork."""
+    """The words before the first flag or operand that name a command: attend --model, cache fork."""
     for count in (2, 1):
-        if " ".join(words[:count]) in (*COMMANDS, *CACHE_COMMANDS, *KINDS):
+        if " ".join(words[:count]) in (*COMMANDS, *CACHE_COMMANDS, *KINDS, *RUNS):
             return words[:count]
     raise AssertionError(words)
 
@@ -1948,6 +1956,9 @@ def test_help_lists_every_command(rapt):
     for command in CACHE_COMMANDS:
         assert re.search(rf"^  {command.split()[1]} ", rapt("cache", "--help").stdout, re.MULTILINE)
         assert rapt(*command.split(), "--help").stdout.startswith(f"usage: rapt {command}")
+    for run in RUNS:
+        assert rapt(*run.split(), "--help").stdout.startswith(f"usage: rapt {run}")
+        assert f"\n  {run.split()[1]} " in rapt("run", "--help").stdout
     for kind in KINDS:
         assert rapt(*kind.split(), "--help").stdout.startswith(f"usage: rapt {kind}")
         assert f"rapt {kind} --help" in " ".join(rapt("attend", "--help").stdout.split())
@@ -1960,11 +1971,9 @@ def prepare(rapt, create, server, save, models, tmp_path):
     def save_tensors(example):
         heads = draw(1, 1, 8, 3, 8), draw(2, 1, 2, 3, 8), draw(3, 1, 2, 3, 8)
         q, k, v = (x.transpose(0, 2, 1, 3).reshape(1, 3, -1) for x in heads)
-        if "--heads" not in example:
+        if "--heads" not in example and "--kv-num-heads" not in example:
             k = v = q
-        if "--lsh" in example:
-            q = k = v = draw(1, 1, 2, 128, 8)
-        save(g=-np.ones((1, 3, 2 if "--kv-heads" in example else 1)), b=np.ones((1, 3, 1)))
+        save(g=-np.ones((1, 3, 2)))
         save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
         save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64), encoding=draw(5, 9, 8))
         save(dy=v, state=draw(6, 3, 16), encoder=draw(7, 5, 32))
@@ -2001,9 +2010,9 @@ def test_every_example_of_the_help_works(rapt, prepare, example):
     rapt(*prepare(example))
 
 
-# The forms of pattern and plot read flags of their own.
+# The forms of pattern, plot and run read flags of their own.
 @pytest.mark.parametrize("example", [e for command in (*COMMANDS, *CACHE_COMMANDS, *KINDS)
-                                     for e in examples_of(command)[: None if command in ("pattern", "plot") else 1]])  # fmt: skip
+                                     for e in examples_of(command)[: None if command in ("pattern", "plot", "run") else 1]])  # fmt: skip
 def test_integers_out_of_range_name_their_flag(rapt, prepare, example):
     words = prepare(example)
     for flag, kind in re.findall(r"^  (?:-\w,)?--([\w-]+) (\S+)", rapt(*command_of(words), "--help").stdout, re.MULTILINE):

@@ -165,24 +165,31 @@ TEST_F(ServedClientTest, ReturnsTheGradientsOfTheHandComputedExample) {
 TEST_F(ServedClientTest, RotatesATensor) {
   // One pair, turned by the angle of its position: 0 and 1.
   const std::vector<float> x = {1, 0, 1, 0};
-  RotaryCall call{.x = View<float>({1, 1, 2, 2}, x), .rope_theta = 10000};
-  const absl::StatusOr<Tensor> y = client_->RotaryEmbedding(call);
-  ASSERT_TRUE(y.ok()) << y.status();
-  EXPECT_EQ(y->shape(), (Shape{1, 1, 2, 2}));
-  EXPECT_THAT(ToFloats(*y), Pointwise(FloatNear(1e-6F),
-                                      std::vector<float>{1, 0, std::cos(1.0F), std::sin(1.0F)}));
+  ModelCall call{.model = "rotary_embedding",
+                 .inputs = {{"X", View<float>({1, 1, 2, 2}, x)}},
+                 .parameters = {{"rope_theta", 10000.0}}};
+  const absl::StatusOr<ModelResult> result = client_->Infer(call);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const Tensor& y = result->outputs.at("Y");
+  EXPECT_EQ(y.shape(), (Shape{1, 1, 2, 2}));
+  EXPECT_THAT(ToFloats(y), Pointwise(FloatNear(1e-6F),
+                                     std::vector<float>{1, 0, std::cos(1.0F), std::sin(1.0F)}));
   const std::vector<int64_t> ids = {0, 2};
   const std::vector<float> cache = {1, 1};
-  call.rope_theta.reset();
-  call.cos_cache = call.sin_cache = View<float>({2, 1}, cache);
-  call.position_ids = View<int64_t>({1, 2}, ids);
-  const absl::Status refused = client_->RotaryEmbedding(call).status();
+  call.parameters.clear();
+  call.inputs.emplace_back("cos_cache", View<float>({2, 1}, cache));
+  call.inputs.emplace_back("sin_cache", View<float>({2, 1}, cache));
+  call.inputs.emplace_back("position_ids", View<int64_t>({1, 2}, ids));
+  const absl::Status refused = client_->Infer(call).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("position_ids[0, 1] is 2"));
-  call.x.shape = {1, 1, 2, 4};
+  call.inputs[0].second.shape = {1, 1, 2, 4};
   EXPECT_THAT(
-      std::string(client_->RotaryEmbedding(call).status().message()),
+      std::string(client_->Infer(call).status().message()),
       HasSubstr("X has shape [1, 1, 2, 4] of FP32, which is 32 bytes, but its data has 16"));
+  call.model = "none";
+  call.inputs.clear();
+  EXPECT_EQ(client_->Infer(call).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(ServedClientTest, KeepsAStateInsteadOfKeys) {
@@ -309,57 +316,34 @@ TEST_F(ServedClientTest, AttendsToWhatHashesAlike) {
   // Two clusters of keys; the rotation tells them apart. Each value is the number of its token.
   const std::vector<float> q = {9, -9, 9, -9, 9, -9, 9, -9}, v = {0, 1, 2, 3, 4, 5, 6, 7},
                            rotation = {1};
-  LshCall call{.q = View<float>({1, 1, 8, 1}, q),
-               .v = View<float>({1, 1, 8, 1}, v),
-               .rotations = View<float>({1, 1, 1, 1}, rotation),
-               .num_buckets = 2,
-               .chunk_length = 4,
-               .chunks_before = 0,
-               .wants_buckets = true};
-  const absl::StatusOr<LshResult> result = client_->LshAttend(call);
+  ModelCall call{.model = "lsh_attention",
+                 .inputs = {{"QK", View<float>({1, 1, 8, 1}, q)},
+                            {"V", View<float>({1, 1, 8, 1}, v)},
+                            {"rotations", View<float>({1, 1, 1, 1}, rotation)}},
+                 .parameters = {{"num_buckets", 2}, {"chunk_length", 4}, {"chunks_before", 0}},
+                 .outputs = {"Y", "buckets"}};
+  const absl::StatusOr<ModelResult> result = client_->Infer(call);
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->buckets->values<int32_t>(), ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
+  EXPECT_THAT(result->outputs.at("buckets").values<int32_t>(), ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
   // A token is hidden from itself: the mean of the three others of its cluster.
-  EXPECT_THAT(result->y.values<float>(), Pointwise(FloatNear(1e-5), {4.F, 5.F, 10 / 3.F, 13 / 3.F,
-                                                                     8 / 3.F, 11 / 3.F, 2.F, 3.F}));
+  EXPECT_THAT(
+      result->outputs.at("Y").values<float>(),
+      Pointwise(FloatNear(1e-5), {4.F, 5.F, 10 / 3.F, 13 / 3.F, 8 / 3.F, 11 / 3.F, 2.F, 3.F}));
 
-  call.form = LshForm::kSimple;
-  call.k = call.q;
-  call.chunks_before.reset();
-  call.num_buckets = 0;
-  call.rotations.reset();
-  call.seed = 3;
-  call.num_hashes = 2;
-  call.key_lengths = {8};
-  call.scale = 0.5;
-  call.wants_buckets = false;
-  const absl::StatusOr<LshResult> simple = client_->LshAttend(call);
+  call.inputs[2] = {"K", View<float>({1, 1, 8, 1}, q)};
+  call.parameters = {{"form", "simple"},
+                     {"num_hashes", 2},
+                     {"chunk_length", 4},
+                     {"scale", 0.5},
+                     {"seed", uint64_t{3}}};
+  call.outputs.clear();
+  const absl::StatusOr<ModelResult> simple = client_->Infer(call);
   ASSERT_TRUE(simple.ok()) << simple.status();
-  EXPECT_FALSE(simple->buckets);
-  EXPECT_EQ(simple->y.shape(), (Shape{1, 1, 8, 1}));
+  EXPECT_EQ(simple->outputs.count("buckets"), 0u);
+  EXPECT_EQ(simple->outputs.at("Y").shape(), (Shape{1, 1, 8, 1}));
 
-  call.causal = true;
-  EXPECT_THAT(std::string(client_->LshAttend(call).status().message()), HasSubstr("is_causal"));
-  call.chunk_length = 3;
-  call.causal = false;
-  EXPECT_THAT(std::string(client_->LshAttend(call).status().message()),
-              HasSubstr("chunk_length is 3"));
-  call.v.shape = {8};
-  EXPECT_EQ(client_->LshAttend(call).status().code(), absl::StatusCode::kInvalidArgument);
-}
-
-TEST_F(ServedClientTest, AddsAPositionalEncoding) {
-  const std::vector<float> x = {0, 0, 1, 1};
-  PositionalEncodingCall call{.x = View<float>({2, 2}, x)};
-  const absl::StatusOr<Tensor> y = client_->PositionalEncoding(call);
-  ASSERT_TRUE(y.ok()) << y.status();
-  EXPECT_THAT(ToFloats(*y), Pointwise(FloatNear(1e-6F), std::vector<float>{0, 1, 1 + std::sin(1.0F),
-                                                                           1 + std::cos(1.0F)}));
-  const std::vector<float> table = {5, 6, 7, 8};
-  call.table = View<float>({2, 2}, table);
-  const absl::StatusOr<Tensor> learned = client_->PositionalEncoding(call);
-  ASSERT_TRUE(learned.ok()) << learned.status();
-  EXPECT_THAT(ToFloats(*learned), ElementsAre(5, 6, 8, 9));
+  call.parameters["is_causal"] = true;
+  EXPECT_THAT(std::string(client_->Infer(call).status().message()), HasSubstr("is_causal"));
 }
 
 TEST_F(ServedClientTest, LayoutsGiveTheSameResult) {

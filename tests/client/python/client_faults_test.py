@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import socket
@@ -349,6 +350,15 @@ def test_what_is_no_tensor_is_an_internal_error(body):
 def test_a_wrong_length_of_json_is_an_internal_error(size):
     wrong = answer(Inference_Header_Content_Length=size)
     error, _ = outcome(wrong, call=lambda client: client.infer("model", {"X": X}))
+    assert type(error) is rapt.errors.InternalError and "not an answer of rapt-server" in str(error)
+
+
+@pytest.mark.parametrize("names", ([], ["Z"], ["Y", "Z"]))
+def test_other_outputs_than_those_asked_for_are_an_internal_error(names):
+    outputs = [{"name": name, "datatype": "FP32", "shape": [0], "parameters": {"binary_data_size": 0}} for name in names]
+    body = json.dumps({"outputs": outputs}).encode()
+    wrong = answer(body=body, Inference_Header_Content_Length=str(len(body)))
+    error, _ = outcome(wrong, call=lambda client: client.rotary_embedding(X, rope_theta=100))
     assert type(error) is rapt.errors.InternalError and "not an answer of rapt-server" in str(error)
 
 

@@ -84,7 +84,7 @@ QUERY = normal(2, 6, 24)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     (
-        ({"query_heads": 5}, ValueError, r"query_heads is 5; with query \[2, 6, 24\] it must be at least 1 and divide 24"),
+        ({"query_heads": 5}, ValueError, r"query_heads is 5; with query \[2, 6, 24\] it must be from 1 to 65536 and divide 24"),
         ({"query_heads": 0}, ValueError, "query_heads is 0; with query"),
         ({"query_heads": 2, "kv_heads": 4}, ValueError, "key has heads of 6; they must be as query's, 12"),
         ({"key": normal(2, 5, 24)}, ValueError, r"key has shape \[2, 5, 24\]"),
@@ -100,8 +100,11 @@ QUERY = normal(2, 6, 24)
         ({"feature_map": "relu2"}, ValueError, "feature_map is 'relu2'"),
         ({"state_type": "int8"}, ValueError, "state_type is 'int8'"),
         ({"feature_map": "favor", "num_features": 0}, ValueError, "num_features is 0"),
-        ({"seed": -1}, ValueError, "seed is '-1'; it must be an integer from 0"),
+        ({"seed": -1}, ValueError, "seed is -1; it must be from 0 to 18446744073709551615"),
         ({"key_lengths": [6, 7]}, ValueError, "7"),
+        ({"query": normal(*[1] * 9)}, ValueError, "query has rank 9; it must be from 0 to 8"),
+        ({"scale": np.nan}, ValueError, "scale is nan; it must be finite"),
+        ({"chunk_size": 2**63}, ValueError, "chunk_size is 9223372036854775808; it must be from"),
     ),
 )
 def test_linear_errors_name_the_argument(change, error, message):
@@ -149,6 +152,9 @@ def test_a_seed_draws_the_same_rotations():
         ({"seed": None}, "rotations is missing; it or seed must be given"),
         ({"rotations": normal(1, 16, 1, 3), "seed": None, "num_buckets": 8}, r"rotations has shape \[1, 16, 1, 3\]; it must be"),
         ({"v": normal(1, 2, 60, 8)}, r"v has shape \[1, 2, 60, 8\]"),
+        ({"q": normal(2, 64, 16), "k": normal(2, 64, 16)}, r"q has shape \[2, 64, 16\]"),
+        ({"k": normal(1, 2, 64, 8)}, "k is float32 .* it must be as q, float32"),
+        ({"k": normal(1, 2, 64, 16), "causal": True}, "causal is true"),
         ({"q": normal(2, 64, 16)}, r"q has shape \[2, 64, 16\]; it must be \[B, H, S, D\]"),
     ),
 )
@@ -194,3 +200,35 @@ def test_positional_encoding():
 def test_errors_of_positions_name_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+class Strided:
+    """An array whose producer tells the strides of DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+
+def test_dlpack_with_strides_is_row_major():
+    x = normal(1, 2, 5, 8)
+    got = np.from_dlpack(rapt.rotary_embedding(Strided(x), rope_theta=100))
+    np.testing.assert_array_equal(got, rapt.rotary_embedding(x, rope_theta=100))
+
+
+def test_the_order_of_options_does_not_matter():
+    q = QUERY
+    options = {"query_heads": 4, "kv_heads": 4, "update_rule": "linear"}
+    calls = [rapt._operators.linear_call(q, q, q, dict(order)) for order in (options.items(), reversed(options.items()))]
+    assert [*calls[0].options.items()] == [*calls[1].options.items()]
+
+
+def test_no_rows_have_no_error():
+    x = np.zeros((0, 9, 8), np.float32)
+    options = {"update_rule": "linear", "feature_map": "favor", "error_rows": 4}
+    assert rapt.linear_attention(x, x, x, query_heads=2, kv_heads=2, **options).relative_error == 0

@@ -31,11 +31,12 @@
  *
  * Errors: a call that can fail returns a rapt_code. Unless it is RAPT_OK, `message` (which may be
  * null) receives text with the field, its value and the allowed values, truncated to
- * `message_bytes`. A call that fails has no other effect.
+ * `message_bytes`. A function that fails has no other effect.
  *
- * Threads: every function may be called from any thread. A context executes one rapt_run at a time,
- * and others wait; several contexts run concurrently. Plans are immutable and may be shared by
- * threads and contexts. REQUIRES: an object is not in use when it is destroyed.
+ * Threads: every function may be called from any thread. A context executes one rapt_run or
+ * rapt_call_run at a time, and others wait; several contexts run concurrently. Plans are immutable
+ * and may be shared by threads and contexts. REQUIRES: a rapt_call is not in use when it is
+ * changed, and no object when it is destroyed.
  *
  * Versions: a struct begins with its size as compiled by the caller. Set all other fields to 0,
  * their default, and then those you need. New fields are added only at the end. A library older
@@ -68,8 +69,9 @@ typedef enum rapt_dtype {
   RAPT_FP16 = 2, /* IEEE 754 binary16 */
   RAPT_BF16 = 3, /* the upper half of an FP32 */
   RAPT_FP64 = 4,
-  RAPT_BOOL = 5,  /* one byte, zero or nonzero; masks only */
-  RAPT_INT32 = 8, /* of inputs and outputs of rapt_call alone, as RAPT_INT64 */
+  RAPT_BOOL = 5, /* one byte, zero or nonzero; masks only */
+  /* Only tensors of a rapt_call have these. */
+  RAPT_INT32 = 8,
   RAPT_INT64 = 9
 } rapt_dtype;
 
@@ -388,104 +390,149 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
 
 /* A call of an operator by its name, with tensors and attributes by theirs:
  *
- *     rapt_call* call;
- *     rapt_call_create("linear_attention", &call, NULL, 0);
  *     const int64_t shape[] = {1, tokens, heads * size};
- *     rapt_call_set_input(call, "query", RAPT_FP32, 3, shape, NULL, 0); ... key and value
- *     rapt_call_set_integer(call, "q_num_heads", heads, NULL, 0); ... kv_num_heads
- *     rapt_call_set_text(call, "update_rule", "linear", NULL, 0);
- *     rapt_call_plan(context, call, &plan, message, sizeof(message));
  *     const rapt_tensor tensors[] = {{"query", q}, {"key", k}, {"value", v}, {"output", o}};
- *     rapt_call_run(context, plan, tensors, 4, NULL, 0, message, sizeof(message));
+ *     rapt_call* call;
+ *     rapt_plan* plan;
+ *     if (rapt_call_create("linear_attention", &call, message, sizeof(message)) != RAPT_OK) ...
+ *     rapt_call_set_input(call, "query", RAPT_FP32, 3, shape, NULL, 0); likewise key and value
+ *     rapt_call_set_integer(call, "q_num_heads", heads, NULL, 0); likewise kv_num_heads
+ *     rapt_call_set_text(call, "update_rule", "linear", NULL, 0);
+ *     if (rapt_call_plan(context, call, &plan, message, sizeof(message)) != RAPT_OK) ...
+ *     if (rapt_call_run(context, plan, tensors, 4, NULL, 0, NULL, 0) != RAPT_OK) ...
+ *     rapt_plan_destroy(plan);
+ *     rapt_call_destroy(call);
  *
- * The operators. Letters: B, Hq, Hkv, D and Dv as above, T or S tokens, H heads, E the size of a
- * token, d_k and d_v the sizes of a head of keys and values. Tensors in brackets are optional. An
- * attribute that is not set has its default, which is in parentheses.
+ * The operators follow. Tensors of an operator have one float type unless said otherwise; "any
+ * float" may differ from it. Letters: B and D as above, T or S tokens, Hq and Hkv heads, H heads of
+ * both, d_k and d_v the sizes of a head of keys and values. Sizes and numbers of heads are at most
+ * 65536.
  *
- * linear_attention: the ONNX operator LinearAttention (opset 27), a state S of d_k x d_v numbers
- * for each key/value head instead of keys. For each token S = e^decay S + k u^T and output =
- * scale S^T q, with u = value, or by a delta rule u = beta (value - (e^decay S)^T k).
- *   inputs      query [B, T, Hq * d_k], key [B, T, Hkv * d_k], value [B, T, Hkv * d_v],
- *               [decay] [B, T, Hkv] or [B, T, Hkv * d_k], [beta] [B, T, Hkv] or [B, T, 1],
- *               [past_state] [B, Hkv, features, d_v], where features are d_k, or num_features of
- *               favor, [past_normalizer] [B, Hkv, features], beside past_state if the output is
- *               normalized, [projection] [num_features, d_k], the directions of favor,
- *               [nonpad_kv_seqlen] [B], INT64: tokens from there on do not count
- *   outputs     output [B, T, Hq * d_v]; if wanted present_state and present_normalizer, as the
- *               past ones; with error_rows relative_error [1], FP32
- *   attributes  q_num_heads, kv_num_heads, update_rule (gated_delta, with decay and beta), linear,
- *               gated, with decay, or delta, with beta, scale (0: 1 / sqrt(d_k)), is_causal (1),
- *               feature_map (none), elu1, relu or favor: FAVOR+, which estimates softmax attention,
- *               normalize (0): divide by the sum of the products with keys, num_features
- *               (floor(d_k ln d_k)), seed (0) of favor's directions, state_type (past_state's, or
- *               query's) of present_state, chunk_size (64), a hint, error_rows (0): rows whose
- *               error as an estimate of softmax is measured
+ * linear_attention, the ONNX operator LinearAttention (opset 27): a state S of d_k x d_v numbers
+ * for each key/value head instead of keys. For each token S = e^decay S + k u^T and output = scale
+ * S^T q, with u = value, or by a delta rule u = beta (value - (e^decay S)^T k). Sums are in FP32,
+ * or in FP64 for FP64. Features are d_k, or num_features of favor.
  *
- * lsh_attention: "Reformer: The Efficient Transformer" (Kitaev et al. 2020): in each round, tokens
+ *     query               [B, T, Hq * d_k]
+ *     key                 [B, T, Hkv * d_k]
+ *     value               [B, T, Hkv * d_v]
+ *     decay               [B, T, Hkv] or [B, T, Hkv * d_k], not positive, any float; of the rules
+ *                         gated and gated_delta
+ *     beta                [B, T, Hkv] or [B, T, 1], any float; of the rules delta and gated_delta
+ *     past_state          optional: [B, Hkv, features, d_v], any float
+ *     past_normalizer     beside past_state of a normalized output: [B, Hkv, features], any float
+ *     projection          optional, of favor: its directions, [num_features, d_k], any float
+ *     nonpad_kv_seqlen    optional: [B], INT64, 0 to T; tokens from there on do not count
+ *     output              [B, T, Hq * d_v]
+ *     present_state       if wanted: the past_state of later tokens, of state_type
+ *     present_normalizer  if wanted, of a normalized output: their past_normalizer
+ *     relative_error      with error_rows: [1], FP32
+ *
+ *     q_num_heads         an integer, a multiple of kv_num_heads
+ *     kv_num_heads        an integer
+ *     update_rule         gated_delta (default), linear, gated or delta
+ *     scale               a number; 0 (default): 1 / sqrt(d_k)
+ *     is_causal           1 (default), or 0: every query sees all tokens; of the rule linear
+ *     feature_map         none (default); elu1: x + 1 if x > 0, else e^x; relu: max(x, 0); favor:
+ *                         FAVOR+, an estimate of softmax attention, of the rule linear
+ *     normalize           0 (default), or 1: divide by the sum of the products with keys, of the
+ *                         rule linear; favor always does
+ *     num_features        of favor, 1 to 65536; default floor(d_k ln d_k)
+ *     seed                of favor's directions without projection; default 0
+ *     state_type          "FP32", "FP16", "BF16" or "FP64"; default past_state's, or query's
+ *     chunk_size          a hint, at least 1; default 64
+ *     error_rows          of favor: rows whose error as an estimate of softmax attention is
+ *                         measured, 0 (default) to 65536
+ *
+ * lsh_attention, "Reformer: The Efficient Transformer" (Kitaev et al. 2020): in each round, tokens
  * are sorted by their bucket and position and cut into chunks, and a chunk sees itself and its
  * neighbours.
- *   inputs      QK [B, H, S, D], queries and keys, V [B, H, S, Dv], [K] [B, H, S, D], of the simple
- *               form, [rotations] [1 or H, D, num_hashes, num_buckets / 2], of the simple form [1
- *               or H, D, num_hashes, D], [nonpad_kv_seqlen] [B], INT64
- *   outputs     Y [B, H, S, Dv]; if wanted buckets [B, H, num_hashes, S], INT32, that of padding is
- *               num_buckets
- *   attributes  form (reformer): a token sees itself only if it sees no other, rounds are weighted
- *               by their lse, or simple, as in tutorials: hashes K, chunks see themselves alone,
- *               rounds count equally, num_hashes (1), num_buckets (0: the largest power of two up
- *               to 2 S / chunk_length), even, chunk_length, a divisor of S, or at least S: then
- *               nothing is hashed, chunks_before (1, of simple 0), chunks_after (0), is_causal (0),
- *               scale (1 / sqrt(D)), seed of the rotations, needed without them
  *
- * rotary_embedding: the ONNX operator RotaryEmbedding (opset 23).
- *   inputs      X [B, H, S, D] or [B, S, H * D], [cos_cache] and [sin_cache] [M, r / 2] or
- *               [B, S, r / 2], [position_ids] [B, S], INT64
- *   outputs     Y, as X
- *   attributes  interleaved (0), num_heads (0), of an X of rank 3, rotary_embedding_dim (0: D), r,
- *               rope_theta: angles position * rope_theta^(-2t / r) in place of the caches
+ *     QK                  [B, H, S, D]: queries and keys; of the simple form queries
+ *     V                   [B, H, S, Dv]
+ *     K                   of the simple form: keys, [B, H, S, D]
+ *     rotations           instead of seed: [1 or H, D, num_hashes, num_buckets / 2], of the simple
+ *                         form [1 or H, D, num_hashes, D], any float
+ *     nonpad_kv_seqlen    optional: [B], INT64, 0 to S; tokens from there on do not count
+ *     Y                   [B, H, S, Dv]
+ *     buckets             if wanted: [B, H, num_hashes, S], INT32; that of padding is num_buckets
  *
- * positional_encoding: adds a vector to each position.
- *   inputs      X [..., S, E], [table] [M, E] with M >= S rows, otherwise sines and cosines
- *   outputs     Y, as X
- *   attributes  base (10000) of their wavelengths */
+ *     form                reformer (default): a token sees itself only if it sees no other, and
+ *                         rounds are weighted by their lse; simple, as in tutorials: hashes K,
+ *                         chunks see themselves alone, and rounds count equally
+ *     num_hashes          rounds, 1 (default) to 1024
+ *     num_buckets         even; 0 (default): the largest power of two up to 2 S / chunk_length; of
+ *                         the simple form 0 or D
+ *     chunk_length        a divisor of S, or at least S: then nothing is hashed
+ *     chunks_before       neighbours that a chunk sees; default 1, of the simple form 0
+ *     chunks_after        likewise; default 0
+ *     is_causal           0 (default) or 1, of the reformer
+ *     scale               a number; default 1 / sqrt(D)
+ *     seed                instead of rotations: draws them
+ *
+ * rotary_embedding, the ONNX operator RotaryEmbedding (opset 23).
+ *
+ *     X                   [B, H, S, D], or [B, S, H * D] with num_heads
+ *     cos_cache           instead of rope_theta: [M, r / 2] or [B, S, r / 2], FP32 or of X's type
+ *     sin_cache           as cos_cache
+ *     position_ids        optional: [B, S], INT64, 0 to M - 1; otherwise token s is at position s
+ *     Y                   as X, which it may overwrite
+ *
+ *     interleaved         1: pairs (2t, 2t + 1); 0 (default): (t, t + r / 2)
+ *     num_heads           H, of an X of rank 3
+ *     rotary_embedding_dim  r, even; 0 (default): D
+ *     rope_theta          instead of the caches: angle t is position * rope_theta^(-2t / r)
+ *
+ * positional_encoding adds a vector to each position.
+ *
+ *     X                   [..., S, E]
+ *     table               optional: [M, E] with M at least S, FP32 or of X's type
+ *     Y                   as X
+ *
+ *     base                instead of table: sines and cosines of s * base^(-2i / E); default 10000
+ */
 typedef struct rapt_call rapt_call;
 
 rapt_code rapt_call_create(const char* op, rapt_call** call, char* message, size_t message_bytes);
 void rapt_call_destroy(rapt_call* call); /* NULL is a no-op. */
 
-/* The type and shape of an input, row-major. Set again, the last one counts. */
+#define RAPT_MAX_RANK 8
+
+/* Sets the type and shape of an input, which is row-major. `rank` is 0 to RAPT_MAX_RANK. */
 rapt_code rapt_call_set_input(rapt_call* call, const char* name, int32_t dtype, int32_t rank,
                               const int64_t* shape, char* message, size_t message_bytes);
 
-/* An attribute: a whole number, also one of 0 and 1 for a switch; a number; a text that names one
- * of several values, a type such as "FP16" or any number. */
+/* Sets an attribute that is an integer, a number or a switch, which is 0 or 1. */
 rapt_code rapt_call_set_integer(rapt_call* call, const char* name, int64_t value, char* message,
                                 size_t message_bytes);
+/* Sets an attribute that is a number. */
 rapt_code rapt_call_set_number(rapt_call* call, const char* name, double value, char* message,
                                size_t message_bytes);
+/* Sets an attribute of any kind: "linear", "FP16", "0.5", "true". */
 rapt_code rapt_call_set_text(rapt_call* call, const char* name, const char* value, char* message,
                              size_t message_bytes);
 
-/* Asks for an output that a call has only if it is wanted. Others may be named as well. */
+/* Asks for an output. Only those that are described with "if wanted" need it. */
 rapt_code rapt_call_want(rapt_call* call, const char* output, char* message, size_t message_bytes);
 
 /* As rapt_plan_create. The plan is independent of the call, which may be changed or destroyed. */
 rapt_code rapt_call_plan(const rapt_context* context, const rapt_call* call, rapt_plan** plan,
                          char* message, size_t message_bytes);
 
-#define RAPT_MAX_RANK 8
-
 /* Type and shape of an output. RAPT_INVALID_ARGUMENT if the plan does not have it. */
 rapt_code rapt_plan_output(const rapt_plan* plan, const char* name, int32_t* dtype, int32_t* rank,
                            int64_t shape[RAPT_MAX_RANK], char* message, size_t message_bytes);
 
-/* The data of an input, which is only read, or of an output. */
+/* The data of an input, which is only read, or of an output. This struct keeps its size. */
 typedef struct rapt_tensor {
   const char* name;
   void* data;
 } rapt_tensor;
 
-/* As rapt_run, for a plan of rapt_call_plan. Tensors without elements may be absent or null.
- * REQUIRES: outputs overlap no other tensor, but Y may be X of rotary_embedding. */
+/* As rapt_run, for a plan of rapt_call_plan. `tensors` are those of the plan, in any order. Those
+ * without elements may be absent or null; those that the plan does not have are ignored. Of a name
+ * given twice, the last one counts. REQUIRES: outputs overlap no other tensor, unless the operator
+ * says so. */
 rapt_code rapt_call_run(rapt_context* context, const rapt_plan* plan, const rapt_tensor* tensors,
                         size_t count, void* workspace, size_t workspace_bytes, char* message,
                         size_t message_bytes);

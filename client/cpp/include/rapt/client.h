@@ -27,8 +27,7 @@
 #include "rapt/attend.h"
 #include "rapt/layer.h"
 #include "rapt/linear.h"
-#include "rapt/lsh.h"
-#include "rapt/positions.h"
+#include "rapt/model.h"
 #include "rapt/reports.h"
 #include "rapt/stream.h"
 #include "rapt/tensor.h"
@@ -202,18 +201,13 @@ class Client {
   // Never retried. Does not wait for the server: Attend() of the stream reports errors.
   std::unique_ptr<LinearStream> LinearAttendStream(const CallOptions& options = {});
 
-  // Attention by locality-sensitive hashing, by the model lsh_attention. Blocks until done.
-  absl::StatusOr<LshResult> LshAttend(const LshCall& call, const CallOptions& options = {});
+  // Calls a model by its name, with all tensors in one message. Blocks until done. NotFound for an
+  // unknown model.
+  absl::StatusOr<ModelResult> Infer(const ModelCall& call, const CallOptions& options = {});
 
   // Attention with a layer of the server's model repository. Blocks until done. NotFound for an
   // unknown model.
   absl::StatusOr<LayerResult> LayerAttend(const LayerCall& call, const CallOptions& options = {});
-
-  // Positions outside of attention, by the models of these names. Return Y, like X. Block until
-  // done.
-  absl::StatusOr<Tensor> RotaryEmbedding(const RotaryCall& call, const CallOptions& options = {});
-  absl::StatusOr<Tensor> PositionalEncoding(const PositionalEncodingCall& call,
-                                            const CallOptions& options = {});
 
   // Blocks until done.
   absl::StatusOr<ServerInfo> GetServerInfo(const CallOptions& options = {});

@@ -747,6 +747,36 @@ TEST(FavorTest, DrawnDirectionsAreOrthogonalWithNormsOfGaussianVectors) {
   EXPECT_NEAR(squares - sum * sum, 2 * kSize, 0.3 * 2 * kSize);
 }
 
+// ---- No tokens ----------------------------------------------------------------------------------
+
+LinearAttentionCall CallOf(int64_t batch, int64_t tokens) {
+  LinearAttentionCall call;
+  for (Role role : {Role::kQ, Role::kK, Role::kV}) {
+    call.inputs[role] = TensorSpec{DType::kFloat32, {batch, tokens, 8}};
+  }
+  call.q_num_heads = call.kv_num_heads = 2;
+  call.update_rule = UpdateRule::kLinear;
+  return call;
+}
+
+TEST(LinearAttentionWithoutTokensTest, TheErrorIs0) {
+  for (const auto& [batch, tokens] : {std::pair(0, 9), {3, 0}}) {
+    LinearAttentionCall call = CallOf(batch, tokens);
+    call.feature_map = FeatureMap::kFavor;
+    call.error_rows = 4;
+    float error = NAN;
+    Arguments arguments;
+    arguments.outputs[linear::kRelativeError].data = reinterpret_cast<std::byte*>(&error);
+    RunOperator(*MakeLinearAttention(call).value(), arguments);
+    EXPECT_EQ(error, 0) << batch << ", " << tokens;
+  }
+}
+
+TEST(LinearAttentionWithoutTokensTest, BatchRowsTakeNoTasks) {
+  const auto op = MakeLinearAttention(CallOf(int64_t{1} << 60, 0)).value();
+  EXPECT_TRUE(MakePlan(*op, {}).value().stages.empty());
+}
+
 // ---- Errors -------------------------------------------------------------------------------------
 
 std::string ErrorOf(const Options& options,
@@ -767,9 +797,19 @@ TEST(LinearAttentionErrorsTest, NameShapes) {
             "value has shape [2, 24]; it must be [B, T, H * d]");
   EXPECT_EQ(error([](Call& c) { c.inputs[Role::kK]->shape[1] = 71; }),
             "key has shape [2, 71, 16]; its first axes must be [2, 70], as query's");
-  EXPECT_EQ(error([](Call& c) { c.q_num_heads = 5; }),
-            "q_num_heads is 5; with query [2, 70, 32] it must be at least 1 and divide 32 into "
-            "heads of 1 to 65536");
+  EXPECT_EQ(
+      error([](Call& c) { c.q_num_heads = 5; }),
+      "q_num_heads is 5; with query [2, 70, 32] it must be from 1 to 65536 and divide 32 into "
+      "heads of 1 to 65536");
+  EXPECT_THAT(error([](Call& c) {
+                for (Role role : {Role::kQ, Role::kK}) {
+                  c.inputs[role]->shape = {1, 0, int64_t{1} << 61};
+                }
+                c.inputs[Role::kV]->shape = {1, 0, 1};
+                c.q_num_heads = int64_t{1} << 61;
+                c.kv_num_heads = 1;
+              }),
+              HasSubstr("it must be from 1 to 65536 and divide"));
   EXPECT_THAT(error([](Call& c) { c.kv_num_heads = 0; }), HasSubstr("kv_num_heads is 0; with key"));
   EXPECT_THAT(error([](Call& c) { c.kv_num_heads = 4; }),
               HasSubstr("key has heads of 4; they must be as query's, 8"));

@@ -563,7 +563,7 @@ constexpr Case kSimpleForm{.form = LshForm::kSimple};
 TEST(LshAttentionTest, NamesATensorThatIsInvalid) {
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kQ].reset(); }), "QK is missing");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kV].reset(); }), "V is missing");
-  EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kQ].reset(); }, kSimpleForm), "Q is missing");
+  EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kQ].reset(); }, kSimpleForm), "QK is missing");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kK].reset(); }, kSimpleForm),
             "K is missing; form 'simple' needs it");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kK] = c.inputs[Role::kQ]; }),
@@ -583,7 +583,7 @@ TEST(LshAttentionTest, NamesATensorThatIsInvalid) {
             }),
             "the length of QK is 2147483648; it must be at most 2147483647");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kK]->shape[2] = 47; }, kSimpleForm),
-            "K is FP32 [2, 2, 47, 8]; it must be as Q, FP32 [2, 2, 48, 8]");
+            "K is FP32 [2, 2, 47, 8]; it must be as QK, FP32 [2, 2, 48, 8]");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kV]->dtype = DType::kFloat16; }),
             "V has type FP16; it must have that of QK, FP32");
   for (const Shape& shape : {Shape{2, 2, 47, 6}, Shape{2, 2, 48, 0}, Shape{2, 48, 6}}) {

@@ -1,0 +1,23 @@
+// Linear attention over tokens that are sent in chunks: the server keeps the state.
+#ifndef RAPT_CLIENT_CLI_LINEAR_STREAM_H_
+#define RAPT_CLIENT_CLI_LINEAR_STREAM_H_
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "attention/mechanism/linear/linear_attention.h"
+#include "client/cli/caller_flags.h"
+#include "client/cli/operator_inputs.h"
+
+namespace rapt {
+
+// InvalidArgument for attributes that a stream does not take, by the flags of `rapt run`.
+absl::Status CheckStreamed(const LinearAttentionCall& attributes);
+
+// Returns the outputs of all tokens. Shows the progress. `attributes` has no inputs.
+absl::StatusOr<client::LinearResult> StreamTokens(const OperatorInputs& inputs,
+                                                  const LinearAttentionCall& attributes,
+                                                  const CallerFlags& flags, client::Client& server);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_LINEAR_STREAM_H_

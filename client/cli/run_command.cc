@@ -1,0 +1,362 @@
+// rapt run: any operator other than attention, with flags from its table.
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "attention/operator_schema.h"
+#include "base/arguments.h"
+#include "base/invalid.h"
+#include "base/status_macros.h"
+#include "client/cli/attend_report.h"
+#include "client/cli/caller_flags.h"
+#include "client/cli/commands.h"
+#include "client/cli/linear_stream.h"
+#include "client/cli/local_operator.h"
+#include "client/cli/operator_inputs.h"
+#include "client/cli/tensor_file.h"
+
+namespace rapt {
+namespace {
+
+using client::ModelCall;
+
+constexpr std::string_view kExamples[] = {
+    "rapt run rotary_embedding --x q.npy --num-heads 8 --rope-theta 10000 -o rotated.npy",
+    "rapt run positional_encoding --local --x x.npy -o y.npy",
+    "rapt run linear_attention --query q.npy --key k.npy --value v.npy --q-num-heads 8 "
+    "--kv-num-heads 2 --update-rule gated --decay g.npy -o y.npy --present-state s.npy",
+    "rapt run linear_attention --query q.npy --key q.npy --value q.npy --q-num-heads 8 "
+    "--kv-num-heads 8 --update-rule linear --stream --chunk 2 -o y.npy",
+    "rapt run lsh_attention --qk x.npy --v x.npy --chunk-length 3 --seed 1 -o y.npy",
+};
+
+std::string_view Std(absl::string_view text) { return {text.data(), text.size()}; }
+
+// "qk" of QK, "present-state" of present_state.
+std::string FlagOf(absl::string_view name) {
+  return absl::StrReplaceAll(absl::AsciiStrToLower(name), {{"_", "-"}});
+}
+
+// The flags of an operator, and the call that they make. Not movable: the table refers to it.
+class OperatorFlags {
+ public:
+  explicit OperatorFlags(const OperatorSchema& schema)
+      : schema(schema),
+        inputs(schema.inputs.size()),
+        outputs(schema.outputs.size()),
+        call(schema.new_call()),
+        linear(dynamic_cast<TypedCall<LinearAttentionCall>*>(call.get())) {}
+  OperatorFlags(const OperatorFlags&) = delete;
+
+  std::vector<Flag> Table();
+
+  const OperatorSchema& schema;
+  // By the rows of the table.
+  std::vector<std::optional<std::string>> inputs, outputs;
+  const std::unique_ptr<SchemaCall> call;
+  TypedCall<LinearAttentionCall>* const linear;  // null: of another operator
+  std::map<std::string, ModelCall::Value> parameters;
+  std::string dtype;
+  bool json = false;
+  CallerFlags caller;
+
+ private:
+  Flag AttributeFlag(const AttributeSchema& attribute);
+  template <typename T>
+  void Set(const AttributeSchema& attribute, T value) {
+    attribute.set(*call, value);
+    parameters[std::string(attribute.name)] = value;
+  }
+  std::string_view Keep(std::string text) { return texts_.emplace_back(std::move(text)); }
+
+  std::deque<std::string> texts_;  // names and texts of flags
+};
+
+Flag OperatorFlags::AttributeFlag(const AttributeSchema& attribute) {
+  const std::string_view name = Keep(FlagOf(attribute.name));
+  const auto flag = [&](std::string_view placeholder, FlagTarget target) {
+    std::string help(attribute.help);
+    if (!attribute.choices.empty()) {
+      absl::StrAppend(&help, ": ", absl::StrJoin(attribute.choices, ", "));
+    }
+    return Flag{name, placeholder, Keep(std::move(help)), std::move(target)};
+  };
+  const auto read = [&](auto value) -> FlagReader {
+    return [this, &attribute, value](std::string_view flag_name,
+                                     const std::string& text) mutable -> absl::Status {
+      RAPT_RETURN_IF_ERROR(ParseValue(flag_name, text, value));
+      Set(attribute, value);
+      return absl::OkStatus();
+    };
+  };
+  return std::visit(
+      [&](auto kind) {
+        using Type = decltype(kind);
+        if constexpr (std::is_same_v<Type, bool>) {
+          return flag("", read(kind));
+        } else if constexpr (std::is_same_v<Type, double>) {
+          return flag("X", read(kind));
+        } else if constexpr (std::is_same_v<Type, DType>) {
+          return flag("TYPE", FlagReader([this, &attribute](std::string_view flag_name,
+                                                            const std::string& text) {
+                        const std::optional<DType> type = DTypeNamed(absl::AsciiStrToUpper(text));
+                        if (!type || !IsFloat(*type)) {
+                          return BadValue(flag_name, text, "fp32, fp16, bf16 or fp64");
+                        }
+                        attribute.set(*call, *type);
+                        parameters[std::string(attribute.name)] = int64_t{InfoOf(*type).onnx};
+                        return absl::OkStatus();
+                      }));
+        } else if constexpr (std::is_same_v<Type, uint8_t>) {
+          return flag("NAME", NamedChoice{attribute.choices, [this, &attribute](size_t index) {
+                                            attribute.set(*call, static_cast<uint8_t>(index));
+                                            parameters[std::string(attribute.name)] =
+                                                std::string(attribute.choices[index]);
+                                          }});
+        } else {
+          return flag("N", read(kind));
+        }
+      },
+      attribute.kind);
+}
+
+std::vector<Flag> OperatorFlags::Table() {
+  std::vector<Flag> table;
+  for (size_t n = 0; n < inputs.size(); ++n) {
+    const TensorSchema& input = schema.inputs[n];
+    table.push_back(
+        {Keep(FlagOf(input.name)), "FILE", Std(input.help), &inputs[n], '\0', input.required});
+  }
+  table.push_back({"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype});
+  for (size_t n = 0; n < outputs.size(); ++n) {
+    const TensorSchema& output = schema.outputs[n];
+    if (n == 0) {
+      table.push_back({"output", "FILE",
+                       Keep(absl::StrCat("result, ", output.help,
+                                         ": a .npy file, or a member of an .npz file")),
+                       &outputs[n], 'o', true});
+    } else if (output.follows.empty()) {
+      table.push_back({Keep(FlagOf(output.name)), "FILE", Std(output.help), &outputs[n]});
+    }
+  }
+  for (const AttributeSchema& attribute : schema.attributes) {
+    table.push_back(AttributeFlag(attribute));
+  }
+  if (linear != nullptr) {
+    table.push_back(
+        {"stream", "", "send the tokens in chunks; the server keeps the state", &caller.stream});
+    table.push_back({"chunk", "N", "tokens in a chunk (default: about 8 MiB)", &caller.chunk});
+  }
+  for (const Flag& flag : caller.Table()) table.push_back(flag);
+  table.push_back({"json", "", "print a report as JSON", &json});
+  return table;
+}
+
+absl::Status CheckFlags(OperatorFlags& flags) {
+  RAPT_RETURN_IF_ERROR(flags.caller.Check());
+  RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
+  if (flags.caller.stream) RAPT_RETURN_IF_ERROR(CheckStreamed(flags.linear->call));
+  std::deque<std::string> names;
+  std::vector<OutputFile> files;
+  for (size_t n = 0; n < flags.outputs.size(); ++n) {
+    names.push_back(n == 0 ? "output" : FlagOf(flags.schema.outputs[n].name));
+    files.emplace_back(names.back().c_str(), PathIn(flags.outputs[n]));
+  }
+  return NormalizeOutputFiles(files);
+}
+
+struct LoadedInputs {
+  OperatorInputs inputs;
+  size_t added_axes = 0;  // of size 1, before those of the first input's file
+};
+
+// A file may lack the first axes of a tensor of a given rank: [S, D] for [B, H, S, D].
+absl::Status Load(const OperatorFlags& flags, LoadedInputs& loaded) {
+  for (size_t n = 0; n < flags.inputs.size(); ++n) {
+    const TensorSchema& row = flags.schema.inputs[n];
+    if (!flags.inputs[n]) continue;
+    if (row.role == Role::kKeyLengths) {
+      RAPT_ASSIGN_OR_RETURN(loaded.inputs.key_lengths,
+                            LoadLengths(*flags.inputs[n], Std(row.name)));
+      continue;
+    }
+    RAPT_ASSIGN_OR_RETURN(LoadedTensor tensor,
+                          LoadTensor(*flags.inputs[n], Std(row.name), flags.dtype));
+    const auto rank = static_cast<size_t>(row.rank);
+    if (!row.any_rank && tensor.shape.size() < rank) {
+      if (n == 0) loaded.added_axes = rank - tensor.shape.size();
+      tensor.shape.insert(tensor.shape.begin(), rank - tensor.shape.size(), 1);
+    }
+    loaded.inputs.tensors[row.role] = std::move(tensor);
+  }
+  return absl::OkStatus();
+}
+
+// Whether the call returns the output.
+bool IsWanted(const OperatorFlags& flags, size_t output) {
+  const absl::string_view follows = flags.schema.outputs[output].follows;
+  if (follows.empty()) return flags.outputs[output].has_value();
+  const auto parameter = flags.parameters.find(std::string(follows));
+  return parameter != flags.parameters.end() && parameter->second != ModelCall::Value(int64_t{0});
+}
+
+// Adds an output to the report: its file, or for one without a flag its number.
+void AddOutput(const OperatorFlags& flags, size_t n, size_t added_axes,
+               const client::Tensor& tensor, Report& report) {
+  const TensorSchema& row = flags.schema.outputs[n];
+  if (!row.follows.empty()) {
+    report.relative_error = tensor.values<float>()[0];
+    return;
+  }
+  Shape shape = tensor.shape();
+  shape.erase(shape.begin(), shape.begin() + static_cast<int64_t>(added_axes));
+  report.outputs.push_back(
+      {absl::AsciiStrToLower(row.name), *flags.outputs[n], tensor, std::move(shape)});
+}
+
+absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInputs& loaded) {
+  flags.call->inputs() = loaded.inputs.Specs();
+  for (size_t n = 0; n < flags.outputs.size(); ++n) {
+    const TensorSchema& row = flags.schema.outputs[n];
+    if (row.want != nullptr && IsWanted(flags, n)) row.want(*flags.call);
+  }
+  RAPT_ASSIGN_OR_RETURN(const auto op, flags.call->Make());
+  RAPT_ASSIGN_OR_RETURN(const OperatorResult computed, RunHere(*op, loaded.inputs.ToArguments()));
+  Report report{.outputs = {}, .backend = computed.backend, .plan = computed.plan};
+  for (size_t n = 0; n < flags.outputs.size(); ++n) {
+    const auto& output = computed.outputs[flags.schema.outputs[n].role];
+    if (output) AddOutput(flags, n, loaded.added_axes, *output, report);
+  }
+  return report;
+}
+
+absl::StatusOr<Report> Send(const OperatorFlags& flags, const LoadedInputs& loaded,
+                            client::Client& server) {
+  ModelCall call{.model = std::string(flags.schema.name), .parameters = flags.parameters};
+  for (const TensorSchema& row : flags.schema.inputs) {
+    const std::vector<int64_t>& lengths = loaded.inputs.key_lengths;
+    if (const auto view = loaded.inputs.View(row.role)) {
+      call.inputs.emplace_back(row.name, *view);
+    } else if (row.role == Role::kKeyLengths && !lengths.empty()) {
+      const Shape shape = {static_cast<int64_t>(lengths.size())};
+      call.inputs.emplace_back(row.name, client::View<int64_t>(shape, lengths));
+    }
+  }
+  if (flags.caller.priority != 0) call.parameters["priority"] = flags.caller.priority;
+  for (size_t n = 0; n < flags.outputs.size(); ++n) {
+    if (IsWanted(flags, n)) call.outputs.emplace_back(flags.schema.outputs[n].name);
+  }
+  RAPT_ASSIGN_OR_RETURN(const client::ModelResult result, server.Infer(call));
+  Report report;
+  for (size_t n = 0; n < flags.outputs.size(); ++n) {
+    const auto output = result.outputs.find(std::string(flags.schema.outputs[n].name));
+    if (output == result.outputs.end()) continue;
+    AddOutput(flags, n, loaded.added_axes, output->second, report);
+  }
+  return report;
+}
+
+absl::StatusOr<Report> SendInChunks(const OperatorFlags& flags, const LoadedInputs& loaded,
+                                    client::Client& server) {
+  LinearAttentionCall& call = flags.linear->call;
+  for (size_t n = 1; n < flags.outputs.size(); ++n) {
+    const TensorSchema& row = flags.schema.outputs[n];
+    if (row.want != nullptr && IsWanted(flags, n)) row.want(*flags.linear);
+  }
+  RAPT_ASSIGN_OR_RETURN(client::LinearResult result,
+                        StreamTokens(loaded.inputs, call, flags.caller, server));
+  Report report{
+      .outputs = {}, .backend = result.backend, .plan = result.plan, .path = client::Path::kStream};
+  const std::pair<Role, const client::Tensor*> outputs[] = {
+      {Role::kY, &result.output},
+      {linear::kPresentState, result.present_state ? &*result.present_state : nullptr},
+      {linear::kPresentNormalizer,
+       result.present_normalizer ? &*result.present_normalizer : nullptr}};
+  for (size_t n = 0; n < flags.outputs.size(); ++n) {
+    for (const auto& [role, tensor] : outputs) {
+      if (tensor == nullptr || role != flags.schema.outputs[n].role) continue;
+      AddOutput(flags, n, loaded.added_axes, *tensor, report);
+    }
+  }
+  return report;
+}
+
+ExitCode Run(OperatorFlags& flags) {
+  if (absl::Status valid = CheckFlags(flags); !valid.ok()) return FailUsage(valid);
+  LoadedInputs loaded;
+  if (absl::Status status = Load(flags, loaded); !status.ok()) return FailUsage(status);
+  const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
+  if (!server.ok()) return FailConnect(server.status());
+  const auto compute = [&] {
+    if (flags.caller.local) return ComputeHere(flags, loaded);
+    return flags.caller.stream ? SendInChunks(flags, loaded, **server)
+                               : Send(flags, loaded, **server);
+  };
+  return ComputeAndReport(compute, flags.json);
+}
+
+std::string OperatorNames() {
+  return absl::StrJoin(OperatorSchemas(), ", ", [](std::string* out, const OperatorSchema* schema) {
+    absl::StrAppend(out, schema->name);
+  });
+}
+
+void PrintOperators() {
+  std::puts(
+      "usage: rapt run OPERATOR --INPUT FILE ... -o FILE [flags]\n\n"
+      "Computes an operator other than attention over NumPy arrays of float32, float16,\n"
+      "float64 or bfloat16. A FILE is a .npy file, or a member of an archive such as\n"
+      "in.npz:x.\n");
+  for (const OperatorSchema* schema : OperatorSchemas()) {
+    absl::PrintF("  %-20s %s\n", schema->name, schema->help);
+  }
+  std::puts("\n`rapt run OPERATOR --help` shows the flags of an operator.\n\nexamples:");
+  for (const std::string_view example : kExamples) absl::PrintF("  %s\n", example);
+}
+
+}  // namespace
+
+ExitCode RunRunCommand(CommandArguments arguments) {
+  const std::string name = arguments.empty() ? "" : arguments.front();
+  if (name == "--help" || name == "-h") {
+    PrintOperators();
+    return ExitCode::kOk;
+  }
+  const OperatorSchema* const schema = FindOperator(name);
+  if (schema == nullptr) {
+    return Fail(ExitCode::kUsage,
+                absl::StrFormat("%s; the operators are %s",
+                                name.empty() ? "no operator given"
+                                             : absl::StrFormat("unknown operator '%s'", name),
+                                OperatorNames()));
+  }
+  OperatorFlags flags(*schema);
+  const std::string usage = absl::StrCat("rapt run ", name, " --", FlagOf(schema->inputs[0].name),
+                                         " FILE -o FILE [flags]");
+  std::vector<std::string_view> examples;
+  for (const std::string_view example : kExamples) {
+    if (example.starts_with(absl::StrCat("rapt run ", name, " "))) examples.push_back(example);
+  }
+  const CommandLine line{
+      .usage = usage, .summary = Std(schema->help), .flags = flags.Table(), .examples = examples};
+  std::vector<std::string> operands;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments.subspan(1), &operands)) {
+    return *done;
+  }
+  return Run(flags);
+}
+
+}  // namespace rapt

@@ -1,0 +1,39 @@
+// Calls of a model of the Open Inference Protocol by its name: every operator, and every layer of
+// the server's repository.
+#ifndef RAPT_CLIENT_RAPT_MODEL_H_
+#define RAPT_CLIENT_RAPT_MODEL_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "rapt/tensor.h"
+
+namespace rapt::client {
+
+// `rapt run MODEL --help` lists the tensors and parameters of an operator; so does
+// rapt/attention.h.
+//
+//     ModelCall call{.model = "rotary_embedding",
+//                    .inputs = {{"X", View<float>({1, 8, 128, 64}, x)}},
+//                    .parameters = {{"rope_theta", 10000.0}}};
+struct ModelCall {
+  using Value = std::variant<bool, int64_t, uint64_t, double, std::string>;
+
+  std::string model = {};
+  std::vector<std::pair<std::string, TensorView>> inputs = {};
+  // A type is its code in ONNX's TensorProto. `priority` is as in AttendCall.
+  std::map<std::string, Value> parameters = {};
+  std::vector<std::string> outputs = {};  // empty: those that the server chooses
+};
+
+struct ModelResult {
+  std::map<std::string, Tensor> outputs;
+};
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_RAPT_MODEL_H_
