@@ -40,8 +40,8 @@ bool Parse(absl::string_view text, DType& out) {
 }
 
 // By the alternatives of AttributeValue; a choice has names of its own.
-constexpr absl::string_view kAllowed[] = {"true, false, 1 or 0", "a 64-bit integer",
-                                          "an integer from 0 to 2^64 - 1", "a number",
+constexpr absl::string_view kAllowed[] = {"true, false, 1 or 0", "a whole number of 64 bits",
+                                          "a whole number of at least 0", "a number",
                                           "FP32, FP16, BF16 or FP64"};
 
 }  // namespace

@@ -63,6 +63,8 @@ struct AttributeSchema {
   absl::Span<const absl::string_view> choices;
   void (*set)(SchemaCall&, const AttributeValue&);  // REQUIRES: a value of that type
   absl::string_view help;
+  bool required = false;
+  bool is_on = false;  // of a bool: its default
 };
 
 struct OperatorSchema {
@@ -78,7 +80,7 @@ absl::Span<const OperatorSchema* const> OperatorSchemas();
 // Returns null if there is none of this name.
 const OperatorSchema* FindOperator(absl::string_view name);
 
-// "a 64-bit integer", "reformer or simple"
+// "a whole number of 64 bits", "reformer or simple"
 std::string AllowedValues(const AttributeSchema& attribute);
 
 // Returns the value that `text` says: a number, "true", "false", "0" or "1", a type such as "FP16",
@@ -93,8 +95,13 @@ constexpr TensorSchema TensorRow(absl::string_view name, Role role, int rank,
   row.help = help;
   return row;
 }
-constexpr TensorSchema Required(TensorSchema row) {
+template <typename Row>
+constexpr Row Required(Row row) {
   row.required = true;
+  return row;
+}
+constexpr AttributeSchema OnByDefault(AttributeSchema row) {
+  row.is_on = true;
   return row;
 }
 constexpr TensorSchema OfAnyRank(TensorSchema row) {

@@ -164,9 +164,8 @@ ExitCode RunExactAttend(CommandArguments arguments) {
       "in.npz:q. ARCHIVE.npz contains any of ",
       names,
       ". With --grad, computes gradients of the inputs instead. Layers have flags of their own: "
-      "rapt "
-      "attend --model --help. `rapt run` computes linear attention, attention by hashing and other "
-      "operators.");
+      "rapt attend --model --help. `rapt run` computes linear attention, attention by hashing and "
+      "other operators.");
   const CommandLine line{
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",
       .summary = summary,

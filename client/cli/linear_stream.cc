@@ -133,9 +133,15 @@ int64_t BytesOfTokens(const OperatorInputs& inputs) {
   return bytes;
 }
 
-absl::Status CheckInputs(const OperatorInputs& inputs, LinearAttentionCall call) {
-  call.inputs = inputs.Specs();
-  return MakeLinearAttention(call).status();
+// Of the whole; those of a chunk are always in range.
+absl::Status CheckLengths(const OperatorInputs& inputs, int64_t tokens) {
+  for (size_t b = 0; b < inputs.key_lengths.size(); ++b) {
+    const int64_t length = inputs.key_lengths[b];
+    if (length >= 0 && length <= tokens) continue;
+    return Invalid("nonpad_kv_seqlen[", b, "] is ", length, "; it must be from 0 to the length ",
+                   tokens);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -155,8 +161,8 @@ absl::Status CheckStreamed(const LinearAttentionCall& call) {
 absl::StatusOr<LinearResult> StreamTokens(const OperatorInputs& inputs,
                                           const LinearAttentionCall& attributes,
                                           const CallerFlags& flags, client::Client& server) {
-  RAPT_RETURN_IF_ERROR(CheckInputs(inputs, attributes));  // before anything is cut into chunks
   const int64_t length = inputs.tensors[Role::kQ]->shape[1];
+  RAPT_RETURN_IF_ERROR(CheckLengths(inputs, length));
   const int64_t bytes = BytesOfTokens(inputs);
   const int64_t token_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, length));
   const int64_t chunk = flags.chunk.value_or(std::max<int64_t>(1, kUsualChunkBytes / token_bytes));

@@ -13,7 +13,7 @@ namespace rapt {
 // InvalidArgument for attributes that a stream does not take, by the flags of `rapt run`.
 absl::Status CheckStreamed(const LinearAttentionCall& attributes);
 
-// Returns the outputs of all tokens. Shows the progress. `attributes` has no inputs.
+// Returns the outputs of all tokens. Shows the progress. REQUIRES: the call is valid.
 absl::StatusOr<client::LinearResult> StreamTokens(const OperatorInputs& inputs,
                                                   const LinearAttentionCall& attributes,
                                                   const CallerFlags& flags, client::Client& server);

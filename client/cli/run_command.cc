@@ -44,11 +44,15 @@ constexpr std::string_view kExamples[] = {
 };
 
 std::string_view Std(absl::string_view text) { return {text.data(), text.size()}; }
+absl::string_view Absl(std::string_view text) { return {text.data(), text.size()}; }
 
 // "qk" of QK, "present-state" of present_state.
 std::string FlagOf(absl::string_view name) {
   return absl::StrReplaceAll(absl::AsciiStrToLower(name), {{"_", "-"}});
 }
+
+// The name of a tensor in archives.
+std::string MemberOf(const TensorSchema& tensor) { return absl::AsciiStrToLower(tensor.name); }
 
 // The flags of an operator, and the call that they make. Not movable: the table refers to it.
 class OperatorFlags {
@@ -75,62 +79,50 @@ class OperatorFlags {
 
  private:
   Flag AttributeFlag(const AttributeSchema& attribute);
-  template <typename T>
-  void Set(const AttributeSchema& attribute, T value) {
-    attribute.set(*call, value);
-    parameters[std::string(attribute.name)] = value;
-  }
   std::string_view Keep(std::string text) { return texts_.emplace_back(std::move(text)); }
 
   std::deque<std::string> texts_;  // names and texts of flags
 };
 
-Flag OperatorFlags::AttributeFlag(const AttributeSchema& attribute) {
-  const std::string_view name = Keep(FlagOf(attribute.name));
-  const auto flag = [&](std::string_view placeholder, FlagTarget target) {
-    std::string help(attribute.help);
-    if (!attribute.choices.empty()) {
-      absl::StrAppend(&help, ": ", absl::StrJoin(attribute.choices, ", "));
-    }
-    return Flag{name, placeholder, Keep(std::move(help)), std::move(target)};
-  };
-  const auto read = [&](auto value) -> FlagReader {
-    return [this, &attribute, value](std::string_view flag_name,
-                                     const std::string& text) mutable -> absl::Status {
-      RAPT_RETURN_IF_ERROR(ParseValue(flag_name, text, value));
-      Set(attribute, value);
-      return absl::OkStatus();
-    };
-  };
+// The value as a parameter of the model.
+ModelCall::Value ParameterOf(const AttributeSchema& attribute, const AttributeValue& value) {
   return std::visit(
-      [&](auto kind) {
-        using Type = decltype(kind);
-        if constexpr (std::is_same_v<Type, bool>) {
-          return flag("", read(kind));
-        } else if constexpr (std::is_same_v<Type, double>) {
-          return flag("X", read(kind));
-        } else if constexpr (std::is_same_v<Type, DType>) {
-          return flag("TYPE", FlagReader([this, &attribute](std::string_view flag_name,
-                                                            const std::string& text) {
-                        const std::optional<DType> type = DTypeNamed(absl::AsciiStrToUpper(text));
-                        if (!type || !IsFloat(*type)) {
-                          return BadValue(flag_name, text, "fp32, fp16, bf16 or fp64");
-                        }
-                        attribute.set(*call, *type);
-                        parameters[std::string(attribute.name)] = int64_t{InfoOf(*type).onnx};
-                        return absl::OkStatus();
-                      }));
-        } else if constexpr (std::is_same_v<Type, uint8_t>) {
-          return flag("NAME", NamedChoice{attribute.choices, [this, &attribute](size_t index) {
-                                            attribute.set(*call, static_cast<uint8_t>(index));
-                                            parameters[std::string(attribute.name)] =
-                                                std::string(attribute.choices[index]);
-                                          }});
+      [&](auto v) -> ModelCall::Value {
+        if constexpr (std::is_same_v<decltype(v), DType>) {
+          return int64_t{InfoOf(v).onnx};
+        } else if constexpr (std::is_same_v<decltype(v), uint8_t>) {
+          return std::string(attribute.choices[v]);
         } else {
-          return flag("N", read(kind));
+          return v;
         }
       },
-      attribute.kind);
+      value);
+}
+
+Flag OperatorFlags::AttributeFlag(const AttributeSchema& attribute) {
+  constexpr std::string_view kPlaceholders[] = {"true|false", "N", "N", "X", "TYPE", "NAME"};
+  const bool is_switch = attribute.kind == AttributeValue(false) && !attribute.is_on;
+  std::string help(attribute.help);
+  if (!attribute.choices.empty()) {
+    absl::StrAppend(&help, "; ", absl::StrJoin(attribute.choices, ", "));
+  }
+  const FlagReader read = [this, &attribute](std::string_view flag,
+                                             const std::string& text) -> absl::Status {
+    const bool is_type = std::holds_alternative<DType>(attribute.kind);
+    const auto value = ParseValue(attribute, is_type ? absl::AsciiStrToUpper(text) : text);
+    if (!value.ok()) {
+      return Invalid(Absl(flag), " is '", text, "'; it takes ", AllowedValues(attribute));
+    }
+    attribute.set(*call, *value);
+    parameters[std::string(attribute.name)] = ParameterOf(attribute, *value);
+    return absl::OkStatus();
+  };
+  return {Keep(FlagOf(attribute.name)),
+          is_switch ? std::string_view() : kPlaceholders[attribute.kind.index()],
+          Keep(std::move(help)),
+          read,
+          '\0',
+          attribute.required};
 }
 
 std::vector<Flag> OperatorFlags::Table() {
@@ -145,8 +137,8 @@ std::vector<Flag> OperatorFlags::Table() {
     const TensorSchema& output = schema.outputs[n];
     if (n == 0) {
       table.push_back({"output", "FILE",
-                       Keep(absl::StrCat("result, ", output.help,
-                                         ": a .npy file, or a member of an .npz file")),
+                       Keep(absl::StrCat("result, ", output.help, ": a .npy file, or member ",
+                                         MemberOf(output), " of an .npz file")),
                        &outputs[n], 'o', true});
     } else if (output.follows.empty()) {
       table.push_back({Keep(FlagOf(output.name)), "FILE", Std(output.help), &outputs[n]});
@@ -180,25 +172,27 @@ absl::Status CheckFlags(OperatorFlags& flags) {
 
 struct LoadedInputs {
   OperatorInputs inputs;
-  size_t added_axes = 0;  // of size 1, before those of the first input's file
+  int added_axes = 0;  // of size 1, before those of the first input's file
 };
 
-// A file may lack the first axes of a tensor of a given rank: [S, D] for [B, H, S, D].
+// A file of two axes may stand for a tensor of more: [S, D] for [B, H, S, D].
+constexpr int kLeastRank = 2;
+
 absl::Status Load(const OperatorFlags& flags, LoadedInputs& loaded) {
   for (size_t n = 0; n < flags.inputs.size(); ++n) {
     const TensorSchema& row = flags.schema.inputs[n];
     if (!flags.inputs[n]) continue;
     if (row.role == Role::kKeyLengths) {
       RAPT_ASSIGN_OR_RETURN(loaded.inputs.key_lengths,
-                            LoadLengths(*flags.inputs[n], Std(row.name)));
+                            LoadLengths(*flags.inputs[n], MemberOf(row)));
       continue;
     }
     RAPT_ASSIGN_OR_RETURN(LoadedTensor tensor,
-                          LoadTensor(*flags.inputs[n], Std(row.name), flags.dtype));
-    const auto rank = static_cast<size_t>(row.rank);
-    if (!row.any_rank && tensor.shape.size() < rank) {
-      if (n == 0) loaded.added_axes = rank - tensor.shape.size();
-      tensor.shape.insert(tensor.shape.begin(), rank - tensor.shape.size(), 1);
+                          LoadTensor(*flags.inputs[n], MemberOf(row), flags.dtype));
+    const auto rank = static_cast<int>(tensor.shape.size());
+    if (!row.any_rank && rank >= kLeastRank && rank < row.rank) {
+      if (n == 0) loaded.added_axes = row.rank - rank;
+      tensor.shape.insert(tensor.shape.begin(), row.rank - rank, 1);
     }
     loaded.inputs.tensors[row.role] = std::move(tensor);
   }
@@ -214,31 +208,44 @@ bool IsWanted(const OperatorFlags& flags, size_t output) {
 }
 
 // Adds an output to the report: its file, or for one without a flag its number.
-void AddOutput(const OperatorFlags& flags, size_t n, size_t added_axes,
-               const client::Tensor& tensor, Report& report) {
+absl::Status AddOutput(const OperatorFlags& flags, size_t n, int added_axes,
+                       const client::Tensor& tensor, Report& report) {
   const TensorSchema& row = flags.schema.outputs[n];
   if (!row.follows.empty()) {
+    if (tensor.dtype() != row.dtype || tensor.shape() != Shape{1}) {
+      return absl::InternalError(absl::StrCat("malformed response: ", row.name, " is no number"));
+    }
     report.relative_error = tensor.values<float>()[0];
-    return;
+    return absl::OkStatus();
   }
+  // The added axes have size 1, unless the output has others in their place.
   Shape shape = tensor.shape();
-  shape.erase(shape.begin(), shape.begin() + static_cast<int64_t>(added_axes));
-  report.outputs.push_back(
-      {absl::AsciiStrToLower(row.name), *flags.outputs[n], tensor, std::move(shape)});
+  for (int axis = 0; axis < added_axes && !shape.empty() && shape.front() == 1; ++axis) {
+    shape.erase(shape.begin());
+  }
+  report.outputs.push_back({MemberOf(row), *flags.outputs[n], tensor, std::move(shape)});
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInputs& loaded) {
+// Sets the inputs and wanted outputs of the call, and checks it.
+absl::StatusOr<std::shared_ptr<const TensorOperator>> Check(const OperatorFlags& flags,
+                                                            const LoadedInputs& loaded) {
   flags.call->inputs() = loaded.inputs.Specs();
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     const TensorSchema& row = flags.schema.outputs[n];
     if (row.want != nullptr && IsWanted(flags, n)) row.want(*flags.call);
   }
-  RAPT_ASSIGN_OR_RETURN(const auto op, flags.call->Make());
+  return flags.call->Make();
+}
+
+absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInputs& loaded) {
+  RAPT_ASSIGN_OR_RETURN(const auto op, Check(flags, loaded));
   RAPT_ASSIGN_OR_RETURN(const OperatorResult computed, RunHere(*op, loaded.inputs.ToArguments()));
   Report report{.outputs = {}, .backend = computed.backend, .plan = computed.plan};
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     const auto& output = computed.outputs[flags.schema.outputs[n].role];
-    if (output) AddOutput(flags, n, loaded.added_axes, *output, report);
+    if (!output) continue;
+    RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, *output, report));
   }
   return report;
 }
@@ -264,20 +271,16 @@ absl::StatusOr<Report> Send(const OperatorFlags& flags, const LoadedInputs& load
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     const auto output = result.outputs.find(std::string(flags.schema.outputs[n].name));
     if (output == result.outputs.end()) continue;
-    AddOutput(flags, n, loaded.added_axes, output->second, report);
+    RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, output->second, report));
   }
   return report;
 }
 
 absl::StatusOr<Report> SendInChunks(const OperatorFlags& flags, const LoadedInputs& loaded,
                                     client::Client& server) {
-  LinearAttentionCall& call = flags.linear->call;
-  for (size_t n = 1; n < flags.outputs.size(); ++n) {
-    const TensorSchema& row = flags.schema.outputs[n];
-    if (row.want != nullptr && IsWanted(flags, n)) row.want(*flags.linear);
-  }
+  RAPT_RETURN_IF_ERROR(Check(flags, loaded).status());  // before anything is cut into chunks
   RAPT_ASSIGN_OR_RETURN(client::LinearResult result,
-                        StreamTokens(loaded.inputs, call, flags.caller, server));
+                        StreamTokens(loaded.inputs, flags.linear->call, flags.caller, server));
   Report report{
       .outputs = {}, .backend = result.backend, .plan = result.plan, .path = client::Path::kStream};
   const std::pair<Role, const client::Tensor*> outputs[] = {
@@ -288,7 +291,7 @@ absl::StatusOr<Report> SendInChunks(const OperatorFlags& flags, const LoadedInpu
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     for (const auto& [role, tensor] : outputs) {
       if (tensor == nullptr || role != flags.schema.outputs[n].role) continue;
-      AddOutput(flags, n, loaded.added_axes, *tensor, report);
+      RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, *tensor, report));
     }
   }
   return report;
@@ -344,8 +347,14 @@ ExitCode RunRunCommand(CommandArguments arguments) {
                                 OperatorNames()));
   }
   OperatorFlags flags(*schema);
-  const std::string usage = absl::StrCat("rapt run ", name, " --", FlagOf(schema->inputs[0].name),
-                                         " FILE -o FILE [flags]");
+  std::string usage = absl::StrCat("rapt run ", name);
+  for (const TensorSchema& input : schema->inputs) {
+    if (input.required) absl::StrAppend(&usage, " --", FlagOf(input.name), " FILE");
+  }
+  for (const AttributeSchema& attribute : schema->attributes) {
+    if (attribute.required) absl::StrAppend(&usage, " --", FlagOf(attribute.name), " N");
+  }
+  absl::StrAppend(&usage, " -o FILE [flags]");
   std::vector<std::string_view> examples;
   for (const std::string_view example : kExamples) {
     if (example.starts_with(absl::StrCat("rapt run ", name, " "))) examples.push_back(example);

@@ -153,7 +153,7 @@ absl::StatusOr<ParsedArguments> CommandLine::Parse(absl::Span<const std::string>
   for (const GivenFlag& given : parsed.flags) {
     const auto flag = std::find_if(flags.begin(), flags.end(),
                                    [&](const Flag& f) { return f.name == given.name; });
-    RAPT_RETURN_IF_ERROR(Assign(*flag, given.value));
+    RAPT_RETURN_IF_ERROR(Assign(*flag, given.value));  // a wrong value is wrong for every use
     RAPT_RETURN_IF_ERROR(CheckUse(*flag, parsed));
   }
   parsed.flags.clear();

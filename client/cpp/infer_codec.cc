@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
@@ -104,7 +105,13 @@ absl::StatusOr<ModelResult> DecodeInfer(const ModelCall& call,
   }
   ModelResult result;
   for (int n = 0; n < response.outputs_size(); ++n) {
-    RAPT_ASSIGN_OR_RETURN(result.outputs[response.outputs(n).name()], TakeOutput(n, response));
+    RAPT_ASSIGN_OR_RETURN(Tensor output, TakeOutput(n, response));
+    const std::string& name = response.outputs(n).name();
+    const bool is_wanted = call.outputs.empty() || absl::c_linear_search(call.outputs, name);
+    if (!is_wanted || !result.outputs.emplace(name, std::move(output)).second) {
+      return MalformedResponse(
+          absl::StrCat(name, is_wanted ? " comes twice" : " was not asked for"));
+    }
   }
   for (const std::string& name : call.outputs) {
     if (result.outputs.count(name) == 0) return MalformedResponse(absl::StrCat("no ", name));

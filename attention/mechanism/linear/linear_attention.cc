@@ -651,16 +651,17 @@ constexpr AttributeSchema kLinearAttributes[] = {
     AttributeOf<&LinearAttentionCall::update_rule>(
         "update_rule", "what a token adds to the state (default: gated_delta)"),
     AttributeOf<&LinearAttentionCall::feature_map>(
-        "feature_map", "what stands for queries and keys (default: none)"),
+        "feature_map", "what stands for queries and keys, by default nothing"),
     AttributeOf<&LinearAttentionCall::state_type>(
         "state_type", "of present_state (default: past_state's, or query's)"),
-    AttributeOf<&LinearAttentionCall::q_num_heads>("q_num_heads", "query heads"),
-    AttributeOf<&LinearAttentionCall::kv_num_heads>("kv_num_heads", "key and value heads"),
+    Required(AttributeOf<&LinearAttentionCall::q_num_heads>("q_num_heads", "query heads")),
+    Required(
+        AttributeOf<&LinearAttentionCall::kv_num_heads>("kv_num_heads", "key and value heads")),
     AttributeOf<&LinearAttentionCall::scale>("scale", "scale of the output (default: 1/sqrt(d_k))"),
     AttributeOf<&LinearAttentionCall::chunk_size>("chunk_size",
                                                   "tokens computed at once, a hint (default: 64)"),
-    AttributeOf<&LinearAttentionCall::is_causal>(
-        "is_causal", "no token sees later ones (default: true); false: of rule linear"),
+    OnByDefault(AttributeOf<&LinearAttentionCall::is_causal>(
+        "is_causal", "no token sees later ones (default: true); false is of rule linear")),
     AttributeOf<&LinearAttentionCall::normalize>(
         "normalize", "divide by the sum of the products with keys; of rule linear"),
     AttributeOf<&LinearAttentionCall::num_features>(

@@ -267,15 +267,16 @@ constexpr AttributeSchema kLshAttributes[] = {
     AttributeOf<&LshAttentionCall::num_buckets>(
         "num_buckets",
         "buckets of a round, even (default: the power of two up to 2S/chunk_length)"),
-    AttributeOf<&LshAttentionCall::chunk_length>(
-        "chunk_length", "tokens of a chunk, a divisor of S, or at least S"),
+    Required(AttributeOf<&LshAttentionCall::chunk_length>(
+        "chunk_length", "tokens of a chunk, a divisor of S, or at least S")),
     AttributeOf<&LshAttentionCall::chunks_before>(
         "chunks_before", "chunks that a chunk sees before itself (default: 1, of form simple 0)"),
     AttributeOf<&LshAttentionCall::chunks_after>("chunks_after", "and after itself (default: 0)"),
     AttributeOf<&LshAttentionCall::is_causal>("is_causal",
                                               "a token sees only itself and those before it"),
     AttributeOf<&LshAttentionCall::scale>("scale", "factor of the scores (default: 1/sqrt(D))"),
-    AttributeOf<&LshAttentionCall::seed>("seed", "of the rotations, without rotations")};
+    AttributeOf<&LshAttentionCall::seed>(
+        "seed", "draws the rotations if they are not given, and is needed then")};
 
 }  // namespace
 

@@ -458,7 +458,7 @@ def test_rotary(rapt, save, load, where):
 
 
 @EVERYWHERE
-def test_positions(rapt, save, load, where):
+def test_positions(rapt, save, load, tmp_path, where):
     x, table = draw(1, 2, 5, 6), draw(2, 7, 6)
     save(x=x, table=table)
     angles = np.arange(5)[:, None] * 100.0 ** (-(np.arange(6) // 2 * 2) / 6)
@@ -466,6 +466,9 @@ def test_positions(rapt, save, load, where):
     close(load("y.npy"), x + np.where(np.arange(6) % 2 == 0, np.sin(angles), np.cos(angles)))
     rapt("run", "positional_encoding", "--x=x.npy", "--table=table.npy", "-o=y.npy", *where)
     close(load("y.npy"), x + table[:5])
+    np.savez(tmp_path / "in.npz", x=x, table=table)  # members of the flags' names
+    rapt("run", "positional_encoding", "--x=in.npz", "--table=in.npz", "-o=y.npz", *where)
+    close(load("y.npz")["y"], x + table[:5])
     refused = rapt("run", "positional_encoding", "--x=x.npy", "--base=-1", "-o=y.npy", *where, code=CALL_FAILED)
     assert "base is -1; it must be positive and finite" in refused.stderr
 
@@ -547,6 +550,21 @@ def test_linear_with_features(rapt, save, load, where):
 
 
 @LINEAR
+def test_linear_writes_states_of_several_heads(rapt, save, load, where):
+    x = draw(1, 6, 8)
+    save(x=x, flat=draw(2, 32))
+    call = ["run", "linear_attention", "--update-rule=linear", "--q-num-heads=2", "--kv-num-heads=2", *SELF, *where]
+    rapt(*call, "--state-type=fp64", "-o=y.npy", "--present-state=s.npy")
+    q = x[None].reshape(1, 6, 2, 4)
+    y, state = recurrence(q, q, q)
+    close(load("y.npy"), flat(y)[0])
+    close(load("s.npy"), state[0], 1e-5)
+    assert load("s.npy").dtype == np.float64 and load("s.npy").shape == (2, 4, 4)
+    refused = rapt(*call, "--query=flat.npy", "-o=y.npy", code=CALL_FAILED).stderr
+    assert "query has shape [32]; it must be [B, T, H * d]" in refused
+
+
+@LINEAR
 def test_linear_reads_members_of_archives(rapt, tmp_path, load, where):
     np.savez(tmp_path / "in.npz", x=draw(1, 2, 10, 8), directions=draw(2, 16, 4), lengths=[10, 4])
     call = ["run", "linear_attention", "--update-rule=linear", "--feature-map=favor", "--q-num-heads=2",
@@ -572,13 +590,14 @@ def test_linear_estimates_softmax_and_says_how_well(rapt, save, load, where):
     assert "of the exact rows" in rapt(*call, *where).stdout
 
 
-def test_linear_refuses_what_does_not_fit(rapt, save):
-    save(x=draw(1, 4, 6), i=np.arange(3))
+@LINEAR
+def test_linear_refuses_what_does_not_fit(rapt, save, where):
+    save(x=draw(1, 4, 6), i=np.arange(3), long=np.array([9]))
     call = [*ONE_HEAD, "--update-rule=gated", *SELF, "-o=y.npy"]
     for flags, code, message in [
         (["--update-rule=favor"], USAGE, "--update-rule is 'favor'; it takes gated_delta or linear or gated or delta"),
-        (["--state-type=int8"], USAGE, "--state-type is 'int8'; it takes fp32, fp16, bf16 or fp64"),
-        (["--normalize=maybe"], USAGE, "--normalize is 'maybe'; it takes true or false"),
+        (["--state-type=int8"], USAGE, "--state-type is 'int8'; it takes FP32, FP16, BF16 or FP64"),
+        (["--normalize=maybe"], USAGE, "--normalize is 'maybe'; it takes true, false, 1 or 0"),
         (["--mask=x.npy"], USAGE, "unknown flag --mask"),
         (["--stream", "--local"], USAGE, "--stream needs a server"),
         (["--chunk=4"], USAGE, "--chunk needs --stream"),
@@ -594,6 +613,7 @@ def test_linear_refuses_what_does_not_fit(rapt, save):
         (["--stream"], CALL_FAILED, "decay is missing; update_rule is gated"),
         (["--update-rule=linear", "--local", "--q-num-heads=4"], CALL_FAILED, "q_num_heads is 4"),
         (["--update-rule=linear", "--q-num-heads=0"], CALL_FAILED, "q_num_heads is 0"),
+        (["--update-rule=linear", "--nonpad-kv-seqlen=long.npy", *where], CALL_FAILED, "nonpad_kv_seqlen[0] is 9; it must be"),
     ]:
         refused = rapt(*call, *flags, code=code).stderr
         assert message in refused, (flags, refused)
@@ -1664,6 +1684,9 @@ ERRORS = [
     ("run", USAGE, "no operator given; the operators are rotary_embedding, positional_encoding"),
     ("run softmax --x x.npy", USAGE, "unknown operator 'softmax'; the operators are rotary_embedding"),
     ("run positional_encoding -o y.npy", USAGE, "--x is required"),
+    ("run lsh_attention --qk x.npy --v x.npy -o y.npy", USAGE, "--chunk-length is required"),
+    ("run linear_attention --query x.npy --key x.npy --value x.npy --kv-num-heads 1 -o y.npy", USAGE, "--q-num-heads is required"),
+    ("run linear_attention --is-causal", USAGE, "--is-causal needs a value"),
     ("run positional_encoding --x none.npy -o y.npy", USAGE, "can't open none.npy"),
     ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "--weights and --scores are mutually exclusive"),
     ("attend --q x.npy -o y.npy --weights ./y.npy", USAGE, "--output and --weights both name y.npy"),
@@ -1929,8 +1952,8 @@ def test_compare_memory_finds_equal_outputs_and_less_memory(rapt):
 
 # Those of kinds of attention with help of their own.
 KINDS = ("attend --model",)
-OPERATORS = ("rotary_embedding", "positional_encoding", "linear_attention", "lsh_attention")
-RUNS = tuple(f"run {operator}" for operator in OPERATORS)
+RUN_HELP = subprocess.run([RAPT, "run", "--help"], capture_output=True, text=True).stdout
+RUNS = tuple(f"run {operator}" for operator in re.findall(r"^  ([a-z_]+)  +[A-Z]", RUN_HELP, re.MULTILINE))
 CACHE_COMMANDS = tuple(f"cache {name}" for name in ("create", "append", "attend", "fork", "truncate", "list", "show", "close", "export", "import"))
 
 
@@ -1956,9 +1979,9 @@ def test_help_lists_every_command(rapt):
     for command in CACHE_COMMANDS:
         assert re.search(rf"^  {command.split()[1]} ", rapt("cache", "--help").stdout, re.MULTILINE)
         assert rapt(*command.split(), "--help").stdout.startswith(f"usage: rapt {command}")
+    assert {"run linear_attention", "run lsh_attention"} < set(RUNS)
     for run in RUNS:
-        assert rapt(*run.split(), "--help").stdout.startswith(f"usage: rapt {run}")
-        assert f"\n  {run.split()[1]} " in rapt("run", "--help").stdout
+        assert rapt(*run.split(), "--help").stdout.startswith(f"usage: rapt {run} --")
     for kind in KINDS:
         assert rapt(*kind.split(), "--help").stdout.startswith(f"usage: rapt {kind}")
         assert f"rapt {kind} --help" in " ".join(rapt("attend", "--help").stdout.split())

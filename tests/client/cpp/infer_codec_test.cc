@@ -134,6 +134,11 @@ TEST(InferCodecTest, AnInconsistentResponseIsInternal) {
       {R"(outputs { name: "Y" datatype: "FP16" shape: 1 })", "each output must have its contents"},
       {R"(outputs { name: "Y" datatype: "FP16" shape: 1 } raw_output_contents: "yy")",
        "no buckets"},
+      {R"(outputs { name: "Z" datatype: "FP16" shape: 1 } raw_output_contents: "yy")",
+       "Z was not asked for"},
+      {R"(outputs { name: "Y" datatype: "FP16" shape: 1 } outputs { name: "Y" datatype: "FP16" shape: 1 }
+          raw_output_contents: ["yy", "yy"])",
+       "Y comes twice"},
       {R"(outputs { name: "Y" datatype: "BYTES" shape: 1 } raw_output_contents: "yy")",
        "Y has type 'BYTES'"},
       {R"(outputs { name: "Y" datatype: "FP16" shape: 2 } raw_output_contents: "yy")",

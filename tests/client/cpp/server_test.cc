@@ -346,6 +346,20 @@ TEST_F(ServedClientTest, AttendsToWhatHashesAlike) {
   EXPECT_THAT(std::string(client_->Infer(call).status().message()), HasSubstr("is_causal"));
 }
 
+TEST_F(ServedClientTest, AddsAPositionalEncoding) {
+  const std::vector<float> x = {0, 0, 1, 1}, table = {5, 6, 7, 8};
+  ModelCall call{.model = "positional_encoding", .inputs = {{"X", View<float>({2, 2}, x)}}};
+  const absl::StatusOr<ModelResult> y = client_->Infer(call);
+  ASSERT_TRUE(y.ok()) << y.status();
+  EXPECT_THAT(ToFloats(y->outputs.at("Y")),
+              Pointwise(FloatNear(1e-6F),
+                        std::vector<float>{0, 1, 1 + std::sin(1.0F), 1 + std::cos(1.0F)}));
+  call.inputs.emplace_back("table", View<float>({2, 2}, table));
+  const absl::StatusOr<ModelResult> learned = client_->Infer(call);
+  ASSERT_TRUE(learned.ok()) << learned.status();
+  EXPECT_THAT(ToFloats(learned->outputs.at("Y")), ElementsAre(5, 6, 8, 9));
+}
+
 TEST_F(ServedClientTest, LayoutsGiveTheSameResult) {
   const std::vector<float> expected = ToFloats(Attend(SelfAttention()).y);
   const std::vector<float> inside = HeadsInside(x_);

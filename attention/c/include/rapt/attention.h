@@ -416,8 +416,8 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
  *     query               [B, T, Hq * d_k]
  *     key                 [B, T, Hkv * d_k]
  *     value               [B, T, Hkv * d_v]
- *     decay               [B, T, Hkv] or [B, T, Hkv * d_k], not positive, any float; of the rules
- *                         gated and gated_delta
+ *     decay               [B, T, Hkv] or [B, T, Hkv * d_k], usually not positive, any float; of the
+ *                         rules gated and gated_delta
  *     beta                [B, T, Hkv] or [B, T, 1], any float; of the rules delta and gated_delta
  *     past_state          optional: [B, Hkv, features, d_v], any float
  *     past_normalizer     beside past_state of a normalized output: [B, Hkv, features], any float
@@ -428,8 +428,8 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
  *     present_normalizer  if wanted, of a normalized output: their past_normalizer
  *     relative_error      with error_rows: [1], FP32
  *
- *     q_num_heads         an integer, a multiple of kv_num_heads
- *     kv_num_heads        an integer
+ *     q_num_heads         needed: an integer, a multiple of kv_num_heads
+ *     kv_num_heads        needed: an integer
  *     update_rule         gated_delta (default), linear, gated or delta
  *     scale               a number; 0 (default): 1 / sqrt(d_k)
  *     is_causal           1 (default), or 0: every query sees all tokens; of the rule linear
@@ -463,7 +463,7 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
  *     num_hashes          rounds, 1 (default) to 1024
  *     num_buckets         even; 0 (default): the largest power of two up to 2 S / chunk_length; of
  *                         the simple form 0 or D
- *     chunk_length        a divisor of S, or at least S: then nothing is hashed
+ *     chunk_length        needed: a divisor of S, or at least S: then nothing is hashed
  *     chunks_before       neighbours that a chunk sees; default 1, of the simple form 0
  *     chunks_after        likewise; default 0
  *     is_causal           0 (default) or 1, of the reformer

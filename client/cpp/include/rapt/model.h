@@ -14,13 +14,14 @@
 
 namespace rapt::client {
 
-// `rapt run MODEL --help` lists the tensors and parameters of an operator; so does
-// rapt/attention.h.
+// rapt/attention.h of the C library lists the tensors and parameters of each operator,
+// docs/layers.md those of layers.
 //
 //     ModelCall call{.model = "rotary_embedding",
 //                    .inputs = {{"X", View<float>({1, 8, 128, 64}, x)}},
 //                    .parameters = {{"rope_theta", 10000.0}}};
 struct ModelCall {
+  // Of integers, an int or int64_t, or for numbers from 2^63 on a uint64_t.
   using Value = std::variant<bool, int64_t, uint64_t, double, std::string>;
 
   std::string model = {};
