@@ -100,7 +100,7 @@ ModelCall::Value ParameterOf(const AttributeSchema& attribute, const AttributeVa
 }
 
 Flag OperatorFlags::AttributeFlag(const AttributeSchema& attribute) {
-  constexpr std::string_view kPlaceholders[] = {"true|false", "N", "N", "X", "TYPE", "NAME"};
+  constexpr std::string_view kPlaceholders[] = {"BOOL", "N", "N", "X", "TYPE", "NAME"};
   const bool is_switch = attribute.kind == AttributeValue(false) && !attribute.is_on;
   std::string help(attribute.help);
   if (!attribute.choices.empty()) {

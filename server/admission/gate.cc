@@ -348,22 +348,23 @@ void AdmissionGate::Confine(std::shared_ptr<CallerBytes> caller, Instant now) {
   confinements_.push_back({now + kConfinedTime, std::move(caller)});
 }
 
+bool AdmissionGate::HasSilentCall(const CallerBytes* caller, Instant now) const {
+  for (const auto& [key, call] : waiting_calls_) {
+    if (key.first > now) return false;
+    if (call.Held(Share::kReceive) == caller || call.Held(Share::kCompute) == caller) return true;
+  }
+  return false;
+}
+
 // A caller with a silent call would regain the memory at once, and the others would wait again.
 void AdmissionGate::EndConfinements() {
   if (confinements_.empty()) return;
   const Instant now = clock_.Now();
-  const auto has_silent_call = [now, &calls = waiting_calls_](const CallerBytes* caller) {
-    for (const auto& [key, call] : calls) {
-      if (key.first > now) return false;
-      if (call.Held(Share::kReceive) == caller || call.Held(Share::kCompute) == caller) return true;
-    }
-    return false;
-  };
   while (!confinements_.empty() && confinements_.front().end <= now) {
     std::shared_ptr<CallerBytes> caller = std::move(confinements_.front().caller);
     confinements_.pop_front();
     caller->set_confined(false);
-    if (has_silent_call(caller.get())) Confine(std::move(caller), now);
+    if (HasSilentCall(caller.get(), now)) Confine(std::move(caller), now);
   }
 }
 

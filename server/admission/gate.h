@@ -287,6 +287,8 @@ class AdmissionGate {
   Instant EndSilentCall(Share share, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Confine(std::shared_ptr<CallerBytes> caller, Instant now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasSilentCall(const CallerBytes* caller, Instant now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndConfinements() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndWait(const PeerWait::Key& key);
   void WakeIfQueued();

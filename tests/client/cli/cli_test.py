@@ -1686,7 +1686,7 @@ ERRORS = [
     ("run positional_encoding -o y.npy", USAGE, "--x is required"),
     ("run lsh_attention --qk x.npy --v x.npy -o y.npy", USAGE, "--chunk-length is required"),
     ("run linear_attention --query x.npy --key x.npy --value x.npy --kv-num-heads 1 -o y.npy", USAGE, "--q-num-heads is required"),
-    ("run linear_attention --is-causal", USAGE, "--is-causal needs a value"),
+    ("run linear_attention --is-causal", USAGE, "--is-causal: 1 required BOOL missing"),
     ("run positional_encoding --x none.npy -o y.npy", USAGE, "can't open none.npy"),
     ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "--weights and --scores are mutually exclusive"),
     ("attend --q x.npy -o y.npy --weights ./y.npy", USAGE, "--output and --weights both name y.npy"),
