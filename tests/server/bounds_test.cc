@@ -168,7 +168,7 @@ std::vector<Value> ValuesOf(const FieldDescriptor& field) {
       values[number] = type->FindValueByNumber(static_cast<int>(number)) != nullptr;
     }
   } else {
-    const auto [least, most] = BoundsOf(field)->range;
+    const int64_t least = BoundsOf(field)->range.least, most = BoundsOf(field)->range.most;
     const bool is_unsigned = field.cpp_type() == FieldDescriptor::CPPTYPE_UINT32 ||
                              field.cpp_type() == FieldDescriptor::CPPTYPE_UINT64;
     const bool is_short = field.cpp_type() == FieldDescriptor::CPPTYPE_INT32 ||
