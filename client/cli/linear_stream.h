@@ -10,8 +10,9 @@
 
 namespace rapt {
 
-// InvalidArgument for attributes that a stream does not take, by the flags of `rapt run`.
-absl::Status CheckStreamed(const LinearAttentionCall& attributes);
+// InvalidArgument for attributes of the call that a stream does not take, by the flags of `rapt
+// run`.
+absl::Status CheckStreamed(const LinearAttentionCall& call);
 
 // Returns the outputs of all tokens. Shows the progress. REQUIRES: the call is valid.
 absl::StatusOr<client::LinearResult> StreamTokens(const OperatorInputs& inputs,
