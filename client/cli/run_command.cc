@@ -36,10 +36,10 @@ using client::ModelCall;
 constexpr std::string_view kExamples[] = {
     "rapt run rotary_embedding --x q.npy --num-heads 8 --rope-theta 10000 -o rotated.npy",
     "rapt run positional_encoding --local --x x.npy -o y.npy",
-    "rapt run linear_attention --query q.npy --key k.npy --value v.npy --q-num-heads 8 "
-    "--kv-num-heads 2 --update-rule gated --decay g.npy -o y.npy --present-state s.npy",
-    "rapt run linear_attention --query q.npy --key q.npy --value q.npy --q-num-heads 8 "
-    "--kv-num-heads 8 --update-rule linear --stream --chunk 2 -o y.npy",
+    ("rapt run linear_attention --query q.npy --key k.npy --value v.npy --q-num-heads 8 "
+     "--kv-num-heads 2 --update-rule gated --decay g.npy -o y.npy --present-state s.npy"),
+    ("rapt run linear_attention --query q.npy --key q.npy --value q.npy --q-num-heads 8 "
+     "--kv-num-heads 8 --update-rule linear --stream --chunk 2 -o y.npy"),
     "rapt run lsh_attention --qk x.npy --v x.npy --chunk-length 3 --seed 1 -o y.npy",
 };
 
