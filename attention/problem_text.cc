@@ -143,8 +143,8 @@ absl::StatusOr<Problem> ParseProblem(absl::string_view text) {
 absl::StatusOr<std::vector<Problem>> ParseProblems(absl::string_view text) {
   std::vector<Problem> problems;
   for (const absl::string_view one : absl::StrSplit(text, ',')) {
-    RAPT_ASSIGN_OR_RETURN(Problem problem, ParseProblem(one));
-    problems.push_back(std::move(problem));
+    RAPT_ASSIGN_OR_RETURN(const Problem problem, ParseProblem(one));
+    problems.push_back(problem);
   }
   return problems;
 }

@@ -165,7 +165,7 @@ class Checker {
   std::string Path() const {
     std::vector<absl::string_view> names;
     for (size_t n = 0; n < depth_; ++n) {
-      if (!levels_[n].name.empty()) names.push_back(levels_[n].name);
+      if (!levels_[n].name.empty()) names.emplace_back(levels_[n].name);
     }
     return absl::StrJoin(names, ".");
   }

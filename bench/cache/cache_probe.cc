@@ -51,6 +51,7 @@ struct Shape {
   DType dtype;
   int64_t query_heads, kv_heads, sequences, tokens;
 
+  // NOLINTNEXTLINE(modernize-use-nullptr): a false positive of the defaulted comparison.
   auto operator<=>(const Shape&) const = default;
 };
 
