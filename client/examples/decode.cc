@@ -39,10 +39,10 @@ Vector Word(int word) {
 // The product of two of these is largest if the positions are equal.
 Vector Position(int position) {
   Vector waves(kSize);
-  for (int n = 0; n < kSize / 2; ++n) {
+  for (size_t n = 0; n < kSize / 2; ++n) {
     const auto angle = static_cast<float>(position) * std::pow(0.6F, static_cast<float>(n));
-    waves[static_cast<size_t>(2 * n)] = std::cos(angle);
-    waves[static_cast<size_t>(2 * n + 1)] = std::sin(angle);
+    waves[2 * n] = std::cos(angle);
+    waves[2 * n + 1] = std::sin(angle);
   }
   return waves;
 }

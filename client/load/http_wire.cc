@@ -240,7 +240,7 @@ class HttpWire final : public Wire {
 
  private:
   absl::Status WaitUntilReady(nanoseconds timeout) override {
-    const absl::Status status = Get("/v2/health/live", timeout).status();
+    absl::Status status = Get("/v2/health/live", timeout).status();
     if (status.ok()) return status;
     return absl::UnavailableError(absl::StrCat(
         "no HTTP server is ready: ", status.message(),

@@ -211,8 +211,7 @@ class SequenceCalls final : public CallSource {
     if (MeasuresPrompts()) return absl::OkStatus();
     while (!Next(shape).is_measured) {
       Responses responses;
-      const absl::Status status =
-          SendNow(*pending_, connection_, sequences_.options.deadline, responses);
+      absl::Status status = SendNow(*pending_, connection_, sequences_.options.deadline, responses);
       OnDone(status, std::move(responses));
       if (!status.ok()) return status;
     }
