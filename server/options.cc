@@ -615,7 +615,7 @@ void FillIn(const HostLimits& host, Options& options) {
 // Warns of settings that have no effect.
 void CheckUse(Options& options) {
   if (options.http.hosts.empty() || options.security.tls_cert.empty()) return;
-  options.warnings.push_back(
+  options.warnings.emplace_back(
       "--http_hosts is ignored with --tls_cert; clients check the name against the certificate");
 }
 
