@@ -122,7 +122,7 @@ Response Router::NotFound() const {
   std::vector<absl::string_view> paths;
   for (const Route& route : routes_) {
     if (std::find(paths.begin(), paths.end(), route.pattern) == paths.end()) {
-      paths.push_back(route.pattern);
+      paths.emplace_back(route.pattern);
     }
   }
   return ErrorResponse(404,
