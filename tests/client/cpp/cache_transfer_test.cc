@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
 #include "tests/client/cpp/cache_proxy.h"
 #include "tests/client/cpp/cache_tokens.h"
@@ -55,14 +56,21 @@ class Proxy final : public CacheProxy {
   using CacheProxy::CacheProxy;
   ~Proxy() override { Stop(); }
 
+  // Changes what Export returns.
+  void set_change(std::function<void(Chunks&)> change) {
+    MutexLock lock(mutex_);
+    change_ = std::move(change);
+  }
+  // Changes what List returns.
+  void set_change_listed(std::function<void(v1::Cache&)> change) {
+    MutexLock lock(mutex_);
+    change_listed_ = std::move(change);
+  }
+
   // The first attempts of Import end after a message; then the reply of one is lost.
   std::atomic<int> broken_imports{0};
   std::atomic<int> lost_imports{0};
   std::atomic<int> refused_exports{0};
-  // Changes what Export returns.
-  std::function<void(Chunks&)> change = [](Chunks&) {};
-  // Changes what List returns.
-  std::function<void(v1::Cache&)> change_listed = [](v1::Cache&) {};
   std::atomic<int> attempts{0};
 
   grpc::Status Export(grpc::ServerContext*, const v1::ExportRequest* request,
@@ -75,7 +83,10 @@ class Proxy final : public CacheProxy {
     Chunks chunks;
     for (v1::KvChunk chunk; reader->Read(&chunk);) chunks.push_back(chunk);
     grpc::Status status = reader->Finish();
-    if (status.ok()) change(chunks);
+    if (status.ok()) {
+      MutexLock lock(mutex_);
+      change_(chunks);
+    }
     for (v1::KvChunk& chunk : chunks) test::Seal(chunk);
     for (const v1::KvChunk& chunk : chunks) writer->Write(chunk);
     return status;
@@ -106,7 +117,8 @@ class Proxy final : public CacheProxy {
                     v1::Caches* response) override {
     grpc::ClientContext context;
     grpc::Status status = stub().List(&context, *request, response);
-    for (v1::Cache& cache : *response->mutable_caches()) change_listed(cache);
+    MutexLock lock(mutex_);
+    for (v1::Cache& cache : *response->mutable_caches()) change_listed_(cache);
     return status;
   }
 
@@ -114,6 +126,11 @@ class Proxy final : public CacheProxy {
     grpc::ClientContext context;
     return stub().Close(&context, *request, response);
   }
+
+ private:
+  Mutex mutex_;
+  std::function<void(Chunks&)> change_ ABSL_GUARDED_BY(mutex_) = [](Chunks&) {};
+  std::function<void(v1::Cache&)> change_listed_ ABSL_GUARDED_BY(mutex_) = [](v1::Cache&) {};
 };
 
 class CacheTransferTest : public testing::Test {
@@ -450,9 +467,8 @@ TEST_F(CacheTransferTest, ACacheThatWasThereBeforeIsNotTakenForTheImportedOne) {
   const auto to_proxy = Connect(proxy.address());
   proxy.broken_imports = 1;
   // As if it had waited.
-  proxy.change_listed = [](v1::Cache& listed) {
-    listed.set_expires_in_ms(listed.expires_in_ms() - 30'000);
-  };
+  proxy.set_change_listed(
+      [](v1::Cache& listed) { listed.set_expires_in_ms(listed.expires_in_ms() - 30'000); });
   ExpectFails(ImportCache(*to_proxy, *Export(*a_, cache)), absl::StatusCode::kAlreadyExists, "");
   EXPECT_EQ(proxy.attempts, 2);
   EXPECT_TRUE(GetCaches(*b_, {before->id()}).ok());
@@ -463,7 +479,7 @@ TEST_F(CacheTransferTest, ALostReplyIsNotThatOfACacheOfAnotherForm) {
   Proxy proxy(servers_[1]->grpc_address());
   const auto to_proxy = Connect(proxy.address());
   proxy.lost_imports = 1;
-  proxy.change_listed = [](v1::Cache& listed) { listed.mutable_shapes(1)->set_keep_last(41); };
+  proxy.set_change_listed([](v1::Cache& listed) { listed.mutable_shapes(1)->set_keep_last(41); });
   ExpectFails(ImportCache(*to_proxy, *Export(*a_, cache)), absl::StatusCode::kAlreadyExists, "");
   const auto left = ListCaches(*b_, "form");
   ASSERT_TRUE(left.ok()) << left.status();
@@ -478,9 +494,9 @@ TEST_F(CacheTransferTest, ALostReplyIsFoundIfTheHeaderLeavesOutTheSizeOfValues) 
   const absl::StatusOr<Cache> cache = CreateCache(*a_, options);
   ASSERT_TRUE(cache.ok()) << cache.status();
   Proxy source(servers_[0]->grpc_address()), proxy(servers_[1]->grpc_address());
-  source.change = [](Chunks& m) {
+  source.set_change([](Chunks& m) {
     m[0].mutable_header()->mutable_cache()->mutable_shapes(0)->clear_value_head_size();
-  };
+  });
   proxy.lost_imports = 1;
   const auto from_source = Connect(source.address()), to_proxy = Connect(proxy.address());
   const absl::StatusOr<Cache> copy = ImportCache(*to_proxy, *Export(*from_source, *cache));
@@ -521,7 +537,7 @@ TEST_F(CacheTransferTest, AnExportThatBreaksTheRulesMakesNothing) {
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.error);
-    proxy.change = c.change;
+    proxy.set_change(c.change);
     const absl::Status status = ImportCache(*b_, *Export(*client, cache, 100)).status();
     EXPECT_TRUE(absl::IsInternal(status)) << status;
     EXPECT_THAT(std::string(status.message()), StartsWith("malformed response from server: "));
@@ -529,7 +545,7 @@ TEST_F(CacheTransferTest, AnExportThatBreaksTheRulesMakesNothing) {
     ExpectNoCaches(*b_);
   }
   // What only the importing server can tell.
-  proxy.change = [](Chunks& m) { m[2].mutable_tokens()->set_at(101); };
+  proxy.set_change([](Chunks& m) { m[2].mutable_tokens()->set_at(101); });
   const absl::Status gap = ImportCache(*b_, *Export(*client, cache, 100)).status();
   EXPECT_TRUE(absl::IsInvalidArgument(gap)) << gap;
   EXPECT_THAT(std::string(gap.message()), HasSubstr("chunk 1: "));
