@@ -52,6 +52,14 @@ absl::Span<const OperatorSchema* const> OperatorSchemas() {
   return kAll;
 }
 
+std::string OperatorNames() {
+  std::string names;
+  for (const OperatorSchema* schema : OperatorSchemas()) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", schema->name);
+  }
+  return names;
+}
+
 const OperatorSchema* FindOperator(absl::string_view name) {
   const auto all = OperatorSchemas();
   const auto found = std::find_if(

@@ -77,6 +77,9 @@ struct OperatorSchema {
 
 absl::Span<const OperatorSchema* const> OperatorSchemas();
 
+// Their names: "rotary_embedding, positional_encoding, ..."
+std::string OperatorNames();
+
 // Returns null if there is none of this name.
 const OperatorSchema* FindOperator(absl::string_view name);
 

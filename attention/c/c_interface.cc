@@ -566,11 +566,7 @@ absl::Status CreateCall(const char* op, rapt_call** call) {
   RAPT_RETURN_IF_ERROR(CheckNotNull({{"op", op}, {"call", call}}));
   const rapt::OperatorSchema* const schema = rapt::FindOperator(op);
   if (schema == nullptr) {
-    std::string names;
-    for (const rapt::OperatorSchema* known : rapt::OperatorSchemas()) {
-      absl::StrAppend(&names, names.empty() ? "" : ", ", known->name);
-    }
-    return Invalid("op is '", op, "'; it must be one of ", names);
+    return Invalid("op is '", op, "'; it must be one of ", rapt::OperatorNames());
   }
   *call = new rapt_call{*schema};
   return absl::OkStatus();

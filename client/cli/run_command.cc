@@ -175,7 +175,7 @@ struct LoadedInputs {
   int added_axes = 0;  // of size 1, before those of the first input's file
 };
 
-// A file of two axes may stand for a tensor of more: [S, D] for [B, H, S, D].
+// A file may lack the first axes of a tensor, [S, D] for [B, H, S, D], but not the last two.
 constexpr int kLeastRank = 2;
 
 absl::Status Load(const OperatorFlags& flags, LoadedInputs& loaded) {
@@ -213,7 +213,8 @@ absl::Status AddOutput(const OperatorFlags& flags, size_t n, int added_axes,
   const TensorSchema& row = flags.schema.outputs[n];
   if (!row.follows.empty()) {
     if (tensor.dtype() != row.dtype || tensor.shape() != Shape{1}) {
-      return absl::InternalError(absl::StrCat("malformed response: ", row.name, " is no number"));
+      return absl::InternalError(
+          absl::StrCat("malformed response from server: ", row.name, " must be one FP32"));
     }
     report.relative_error = tensor.values<float>()[0];
     return absl::OkStatus();
@@ -309,12 +310,6 @@ ExitCode Run(OperatorFlags& flags) {
                                : Send(flags, loaded, **server);
   };
   return ComputeAndReport(compute, flags.json);
-}
-
-std::string OperatorNames() {
-  return absl::StrJoin(OperatorSchemas(), ", ", [](std::string* out, const OperatorSchema* schema) {
-    absl::StrAppend(out, schema->name);
-  });
 }
 
 void PrintOperators() {

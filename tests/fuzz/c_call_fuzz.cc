@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "tests/fuzz/c_context.h"
 
 namespace {
 
@@ -25,18 +26,6 @@ namespace {
 constexpr double kLargest = 1e6;
 constexpr const char* kOutputs[] = {
     "output", "present_state", "present_normalizer", "relative_error", "Y", "buckets"};
-
-rapt_context& TheContext() {
-  static rapt_context* const context = [] {
-    rapt_context_options options = {};
-    options.struct_size = sizeof(options);
-    options.threads = 2;
-    rapt_context* created = nullptr;
-    RAPT_CHECK(rapt_context_create(&options, &created, nullptr, 0) == RAPT_OK, "no context");
-    return created;
-  }();
-  return *context;
-}
 
 std::array<char, RAPT_MESSAGE_BYTES> message;
 

@@ -11,22 +11,11 @@
 #include <vector>
 
 #include "base/check.h"
+#include "tests/fuzz/c_context.h"
 
 namespace {
 
 using Message = std::array<char, RAPT_MESSAGE_BYTES>;
-
-rapt_context& TheContext() {
-  static rapt_context* const context = [] {
-    rapt_context_options options = {};
-    options.struct_size = sizeof(options);
-    options.threads = 2;
-    rapt_context* created = nullptr;
-    RAPT_CHECK(rapt_context_create(&options, &created, nullptr, 0) == RAPT_OK, "no context");
-    return created;
-  }();
-  return *context;
-}
 
 void CheckRefusal(rapt_code code, const Message& message) {
   RAPT_CHECK(code != RAPT_OK, "no refusal");

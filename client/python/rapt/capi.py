@@ -26,7 +26,7 @@ GRADIENTS = (
 ).split()
 
 _ERRORS = {3: ValueError, 8: MemoryError, 9: RuntimeError, 12: NotImplementedError}
-MESSAGE_BYTES, MAX_RANK = 1024, 8  # RAPTMESSAGE_BYTES, RAPT_MAX_RANK
+MESSAGE_BYTES, MAX_RANK = 1024, 8  # RAPT_MESSAGE_BYTES, RAPT_MAX_RANK
 
 
 class Tensor(ctypes.Structure):

@@ -14,6 +14,7 @@
 
 #include "base/aligned_buffer.h"
 #include "rapt/attention.h"
+#include "tests/attention/c/c_type.h"
 #include "tests/support/oracle.h"
 #include "tests/support/run_attention.h"
 #include "tests/support/table_values.h"
@@ -63,28 +64,6 @@ PlanPtr MakePlan(const rapt_context* context, const rapt_problem& problem) {
   const Result result = Call(rapt_plan_create, context, &problem, &plan);
   EXPECT_EQ(result.code, RAPT_OK) << result.message;
   return PlanPtr(plan);
-}
-
-int32_t CTypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return RAPT_FP32;
-    case DType::kFloat16:
-      return RAPT_FP16;
-    case DType::kBFloat16:
-      return RAPT_BF16;
-    case DType::kFloat64:
-      return RAPT_FP64;
-    case DType::kBool:
-      return RAPT_BOOL;
-    case DType::kInt64:
-    case DType::kInt32:
-    case DType::kInt8:
-    case DType::kUint8:
-      break;
-  }
-  ADD_FAILURE() << "C has no " << NameOf(dtype);
-  return 0;
 }
 
 // A gradient in both interfaces.

@@ -15,6 +15,7 @@
 #include "attention/operator_schema.h"
 #include "base/aligned_buffer.h"
 #include "rapt/attention.h"
+#include "tests/attention/c/c_type.h"
 #include "tests/support/run_operator.h"
 #include "tests/support/tensor.h"
 
@@ -118,23 +119,6 @@ std::vector<Case> Cases() {
 
 DType TypeOf(const Input& input) { return input.integers.empty() ? input.dtype : DType::kInt64; }
 
-int32_t CodeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return RAPT_FP16;
-    case DType::kBFloat16:
-      return RAPT_BF16;
-    case DType::kFloat64:
-      return RAPT_FP64;
-    case DType::kInt32:
-      return RAPT_INT32;
-    case DType::kInt64:
-      return RAPT_INT64;
-    default:
-      return RAPT_FP32;
-  }
-}
-
 size_t BytesOf(const TensorSpec& spec) {
   int64_t bytes = SizeOf(spec.dtype);
   for (const int64_t axis : spec.shape) bytes *= axis;
@@ -226,7 +210,7 @@ class CCallTest : public ::testing::Test {
     rapt_call_destroy(call_);
     ASSERT_EQ(rapt_call_create(c.op.c_str(), &call_, message_, sizeof(message_)), RAPT_OK);
     for (const Input& input : c.inputs) {
-      ASSERT_EQ(SetInput(input.name.c_str(), CodeOf(TypeOf(input)), input.shape), RAPT_OK)
+      ASSERT_EQ(SetInput(input.name.c_str(), CTypeOf(TypeOf(input)), input.shape), RAPT_OK)
           << message_;
     }
     for (const auto& [name, text] : c.attributes) {
@@ -463,7 +447,7 @@ TEST_F(CCallTest, PlansRefuseWhatTheOperatorRefuses) {
   for (const auto& [base, message, inputs, attributes] : kCases) {
     Create(base);
     for (const Input& input : inputs) {
-      ASSERT_EQ(SetInput(input.name.c_str(), CodeOf(TypeOf(input)), input.shape), RAPT_OK);
+      ASSERT_EQ(SetInput(input.name.c_str(), CTypeOf(TypeOf(input)), input.shape), RAPT_OK);
     }
     for (const auto& [name, text] : attributes) ASSERT_EQ(SetText(name, text), RAPT_OK);
     EXPECT_EQ(Plan(), RAPT_INVALID_ARGUMENT) << message;
