@@ -106,6 +106,7 @@ void Apply(const std::string& line, rapt_call* call, Tensors& tensors) {
   std::istringstream words(line);
   std::string kind, name, text;
   words >> kind >> name;
+  name = name.c_str();  // The library reads a name up to its first NUL.
   if (kind == "i") {
     int32_t dtype = 0;
     words >> dtype;
