@@ -16,31 +16,15 @@
 namespace rapt {
 namespace {
 
-// The window for bytes that are not admitted, of all streams together. Admitted bytes come on top.
-constexpr int64_t kConnectionWindow = 1 << 20;
-
-// The most bytes of an admitted message that a window lets through at once: they stay in the
-// processor's cache until they are read. A window for the whole message is slower.
-constexpr int64_t kWindowStep = 512 * 1024;
-
 // Of DATA in both directions. Fewer and larger frames.
 constexpr uint32_t kFrameBytes = 1 << 20;
 constexpr int64_t kSentFrameBytes = 256 * 1024;
 
-// The limit of bytes that wait to be written, apart from one frame. A connection at the limit is
-// not read until its caller has taken some.
-constexpr int64_t kMaxOut = 1 << 20;
-// The limit of those that are not of an output, whose memory is charged.
-constexpr int64_t kMaxOwnOut = 64 * 1024;
 // Frames that wait in nghttp2 are written before more is read: it needs many times their bytes.
 constexpr size_t kMaxQueuedFrames = 128;
-// What is read at once from a caller that leaves many responses unread.
+// What is read at once from a caller that leaves many responses unread: this many bytes of them.
 constexpr size_t kSlowReadBytes = 4096;
-
-// A payload of at most this size is copied: a place in writev() costs about as much.
-constexpr size_t kCopiedBytes = 4096;
-constexpr size_t kSegmentBytes = 16 * 1024;
-constexpr size_t kMaxPlaces = 64;
+constexpr int64_t kManyUnreadBytes = 16 * 1024;
 
 // A read into a message's place is worthwhile for this many bytes.
 constexpr size_t kLeastDirectBytes = 4096;
@@ -62,15 +46,8 @@ constexpr std::chrono::seconds kAnnouncedTime{1};
 constexpr uint8_t kAnnouncedPing[8] = {'g', 'o', ' ', 'a', 'w', 'a', 'y'};
 constexpr int64_t kMaxLingerBytes = 1 << 20;
 
-// The minimum interval of pings without calls and data, and the earlier ones allowed, as in gRPC.
-constexpr std::chrono::minutes kLeastPingInterval{5};
-constexpr int kPingStrikes = 2;
-// Closes connections of callers that have vanished.
-constexpr std::chrono::minutes kOurPingInterval{2};
-constexpr std::chrono::seconds kPingTimeout{20};
-
-// A connection in the line is read again after this time even if no call ends.
-constexpr std::chrono::seconds kLongestRest{1};
+// A paused connection is read again after this time even if no call ends.
+constexpr std::chrono::seconds kLongestPause{1};
 
 // nghttp2's own limits, above those of FrameBudget.
 constexpr uint64_t kResetBurst = 100000;
@@ -125,17 +102,6 @@ struct Connection::Chunk {
   }
 };
 
-// Bytes that are ready to be written.
-struct Connection::Segment {
-  std::string bytes;
-  OutputBuffer payload;  // instead of bytes
-
-  absl::string_view view() const {
-    if (payload.bytes.empty()) return bytes;
-    return {reinterpret_cast<const char*>(payload.bytes.data()), payload.bytes.size()};
-  }
-};
-
 struct Connection::Stream {
   int32_t id = 0;
   CallStream* handler = nullptr;
@@ -143,31 +109,28 @@ struct Connection::Stream {
   bool has_begun = false;      // the response
   bool has_responded = false;  // the response has been sent
   bool is_refused = false;     // see LowerStreamLimit()
-  int64_t expected = 0;        // admitted bytes still to come
-  int64_t held = 0;            // bytes that are not admitted
-  int64_t credit = 0;          // what the window lets through of the expected bytes
+  ReceiveWindows::Stream window;
   std::deque<Chunk> chunks;
   int64_t chunk_bytes = 0;
   std::optional<Trailers> trailers;
 };
 
 Connection::Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::string peer,
-                       const Settings& settings, Line& line, NewStream new_stream,
+                       const Settings& settings, Paused& paused, NewStream new_stream,
                        std::function<void()> on_closed)
     : loop_(loop),
       socket_(std::move(socket)),
       peer_(std::move(peer)),
       settings_(settings),
-      line_(line),
+      paused_(paused),
       new_stream_(std::move(new_stream)),
       on_closed_(std::move(on_closed)),
       budget_(loop.clock().Now()),
+      out_(loop.clock()),
+      keepalive_(loop.clock().Now()),
       stream_limit_(settings.max_streams),
       created_(loop.clock().Now()),
-      idle_since_(created_),
-      written_(created_),
-      read_(created_),
-      pinged_by_peer_(created_ - kLeastPingInterval) {
+      idle_since_(created_) {
   if (settings_.max_age.count() > 0) {
     // So that connections that began together do not end together.
     std::minstd_rand random(std::random_device{}());
@@ -254,7 +217,7 @@ nghttp2_session_callbacks* Connection::Callbacks() {
 void Connection::Start(const PeerNetwork& network) {
   const std::array<nghttp2_settings_entry, 5> settings = {{
       {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, static_cast<uint32_t>(settings_.max_streams)},
-      {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, kStreamWindow},
+      {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, ReceiveWindows::kInitial},
       {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, kFrameBytes},
       {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, static_cast<uint32_t>(RequestHead::kMaxBytes)},
       {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1},
@@ -262,21 +225,21 @@ void Connection::Start(const PeerNetwork& network) {
   interest_ = EPOLLIN;
   loop_.Add(socket_->descriptor(), interest_, shared_from_this(), network);
   Submit(nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings.data(), settings.size()));
-  // Framed at once: the frames of LimitStreams() come later.
+  // Framed at once: the frames of the limit of streams come later.
   if (!Fill()) Close();
 }
 
 void Connection::GoAway() {
   if (session_ == nullptr || leaving_ != Leaving::kNo) return;
   leaving_ = Leaving::kAnnounced;
-  EndRest();
+  ResumeReading();
   announced_ = loop_.clock().Now();
   Submit(nghttp2_submit_shutdown_notice(session_));
 }
 
 void Connection::EndStreams() {
   if (session_ == nullptr || std::exchange(leaving_, Leaving::kFinal) == Leaving::kFinal) return;
-  EndRest();
+  ResumeReading();
   Submit(nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                                nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                                nullptr, 0));
@@ -287,12 +250,12 @@ void Connection::EndStreams() {
 
 void Connection::Close() {
   if (session_ == nullptr) return;
-  EndRest();
+  ResumeReading();
   nghttp2_session_del(std::exchange(session_, nullptr));
   for (auto& [id, stream] : std::exchange(streams_, {})) {
     if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
   }
-  out_.clear();
+  out_.Clear();
   loop_.Remove(socket_->descriptor());
   if (!lingers_since_ || leaving_ == Leaving::kFinal) socket_->EndWriting();
   shutdown(socket_->descriptor(), SHUT_RDWR);  // the socket is closed at the end of the round
@@ -300,8 +263,8 @@ void Connection::Close() {
 }
 
 // Ends a connection that exceeds the budget.
-void Connection::Calm() {
-  if (std::exchange(is_calming_, true)) return;
+void Connection::CloseAbusive() {
+  if (std::exchange(is_abusive_, true)) return;
   Submit(nghttp2_session_terminate_session(session_, NGHTTP2_ENHANCE_YOUR_CALM));
 }
 
@@ -313,25 +276,18 @@ void Connection::OnPing(const nghttp2_ping& ping) {
     if (is_ours && leaving_ == Leaving::kAnnounced) leaving_ = Leaving::kAcknowledged;
     return;
   }
-  const Instant now = loop_.clock().Now();
-  const bool is_early = now - pinged_by_peer_ < kLeastPingInterval;
-  pinged_by_peer_ = now;
-  if (std::exchange(is_active_since_ping_, false) || !streams_.empty() || !is_early) return;
-  if (++ping_strikes_ <= kPingStrikes) return;
+  if (keepalive_.OnPing(loop_.clock().Now(), !streams_.empty())) return;
   constexpr absl::string_view kReason = "too_many_pings";
   Submit(nghttp2_submit_goaway(
       session_, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(session_),
       NGHTTP2_ENHANCE_YOUR_CALM, reinterpret_cast<const uint8_t*>(kReason.data()), kReason.size()));
 }
 
-void Connection::KeepAlive(Instant now) {
-  if (pinged_ && *pinged_ <= read_) pinged_.reset();
-  if (pinged_) {
-    if (now - *pinged_ >= kPingTimeout) Close();
-  } else if (now - read_ >= kOurPingInterval) {
-    pinged_ = now;
-    Submit(nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE, nullptr));
-  }
+void Connection::PingIfSilent(Instant now) {
+  const Keepalive::Action action = keepalive_.OnTick(now);
+  if (action == Keepalive::Action::kClose) return Close();
+  if (action != Keepalive::Action::kPing) return;
+  Submit(nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE, nullptr));
 }
 
 void Connection::CheckAge(Instant now) {
@@ -344,16 +300,15 @@ void Connection::LowerStreamLimit(int32_t id) {
   Stream* const stream = Find(id);
   if (stream == nullptr) return;
   stream->is_refused = true;
-  lowers_limit_ = true;
-  has_refused_ = true;
+  stream_limit_.OnRefusal();
 }
 
 // Limits the streams to those that are left without the refused ones, with a place for at least one
 // call with tensors: a client that may open none does not notice that the limit rises.
 //
-// A caller with one call is not held back by that: its connection rests, unless another call has
+// A caller with one call is not held back by that: reading pauses, unless another call has
 // something to send. A health watch has not.
-void Connection::HoldBack() {
+void Connection::HandleRefusals() {
   int64_t tensor_calls = 0, others = 0;
   bool all_have_ended = true;
   for (const auto& [id, stream] : streams_) {
@@ -361,42 +316,31 @@ void Connection::HoldBack() {
     ++(stream->handler->carries_tensors() ? tensor_calls : others);
     all_have_ended = all_have_ended && stream->has_ended;
   }
-  LimitStreams(std::min(stream_limit_, std::max<int64_t>(tensor_calls, 1) + others));
-  if (tensor_calls == 0 && all_have_ended) Rest();
+  Send(stream_limit_.Lower(std::max<int64_t>(tensor_calls, 1) + others));
+  if (tensor_calls == 0 && all_have_ended) PauseReading();
 }
 
-// Tells the caller how many streams it may have. A refusal costs both sides up to a window of
-// payload, and some callers repeat the call at once; below the limit their client keeps it.
-//
-// The frame is ours, because nghttp2 would reset calls that were sent before it is read. It comes
-// between frames of nghttp2: none of our header blocks needs a CONTINUATION.
-void Connection::LimitStreams(int64_t most) {
-  most = std::min(most, settings_.max_streams);
-  if (std::exchange(stream_limit_, most) == most) return;
-  std::array<uint8_t, 15> frame = {0, 0, 6, NGHTTP2_SETTINGS, 0, 0, 0, 0, 0};
-  nghttp2_settings_entry entry = {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS,
-                                  static_cast<uint32_t>(most)};
-  RAPT_CHECK(nghttp2_pack_settings_payload(frame.data() + 9, 6, &entry, 1) == 6, "no room");
-  Append(frame.data(), frame.size());
-  ++unacknowledged_limits_;
+void Connection::Send(const std::optional<StreamLimit::Frame>& limit) {
+  if (!limit) return;
+  out_.Append(limit->data(), limit->size());
   FlushSoon();
 }
 
 // What the caller sends meanwhile waits in the socket.
-void Connection::Rest() {
-  if (place_in_line_ || leaving_ != Leaving::kNo) return;
-  place_in_line_ = line_.insert(line_.end(), this);
-  rests_since_ = loop_.clock().Now();
+void Connection::PauseReading() {
+  if (place_in_paused_ || leaving_ != Leaving::kNo) return;
+  place_in_paused_ = paused_.insert(paused_.end(), this);
+  paused_since_ = loop_.clock().Now();
 }
 
-void Connection::EndRest() {
-  if (!place_in_line_) return;
-  line_.erase(*std::exchange(place_in_line_, std::nullopt));
+void Connection::ResumeReading() {
+  if (!place_in_paused_) return;
+  paused_.erase(*std::exchange(place_in_paused_, std::nullopt));
   UpdateInterest();
 }
 
 void Connection::Linger() {
-  EndRest();
+  ResumeReading();
   lingers_since_ = loop_.clock().Now();
   // A caller that was told to go away closes the connection once it has read its responses. Some
   // clients lose responses that come together with the end of the connection.
@@ -416,7 +360,7 @@ void Connection::TakeTurn(uint32_t events) {
   if (session_ == nullptr) return;
   // After a reset, the socket still returns what arrived before it. Nobody reads the responses.
   if ((events & EPOLLHUP) != 0) return Close();
-  if ((events & EPOLLRDHUP) != 0) EndRest();
+  if ((events & EPOLLRDHUP) != 0) ResumeReading();
   if (socket_->NeedsHandshake() && !Establish()) return;
   if ((events & (EPOLLIN | EPOLLERR)) != 0) Read();
   Flush();
@@ -430,15 +374,13 @@ void Connection::OnTick(Instant now) {
   }
   if (!has_settings_ && now - created_ >= kHandshakeTime) return Close();
   if (socket_->NeedsHandshake()) return;
-  if (!out_.empty() && now - written_ >= kWriteTime) return Close();
+  if (!out_.empty() && now - out_.progressed() >= kWriteTime) return Close();
   if (streams_.empty() && now - idle_since_ >= settings_.max_idle) GoAway();
   CheckAge(now);
   if (leaving_ != Leaving::kNo && now - announced_ >= kAnnouncedTime) EndStreams();
-  if (place_in_line_ && now - rests_since_ >= kLongestRest) EndRest();
-  if (session_ != nullptr && !place_in_line_ && !std::exchange(has_refused_, false)) {
-    LimitStreams(2 * stream_limit_);
-  }
-  if (session_ != nullptr) KeepAlive(now);
+  if (place_in_paused_ && now - paused_since_ >= kLongestPause) ResumeReading();
+  if (session_ != nullptr && !place_in_paused_) Send(stream_limit_.Raise());
+  if (session_ != nullptr) PingIfSilent(now);
 }
 
 // Continues the handshake. Returns whether it is complete.
@@ -453,33 +395,36 @@ bool Connection::Establish() {
   return false;
 }
 
+// Returns the place of the payload that comes next, if a read into it is worthwhile.
+absl::Span<uint8_t> Connection::DirectPlace() {
+  Stream* const stream = data_left_ > 0 ? Find(data_stream_) : nullptr;
+  if (stream == nullptr || stream->handler == nullptr) return {};
+  // nghttp2 reports no DATA that it ignores, so data_left_ may be too large. The bytes of another
+  // frame may end the stream and free the place while they are parsed.
+  const int64_t payload = std::min(data_left_, reader_.payload_left());
+  const auto place = stream->handler->DirectPlace().subspan(0, static_cast<size_t>(payload));
+  return place.size() < kLeastDirectBytes ? absl::Span<uint8_t>() : place;
+}
+
 // Reads the payload of a message into its place, and everything else into the loop's buffer.
 void Connection::Read() {
   const Instant began = loop_.clock().Now();
   for (int64_t left = kFairBytes; left > 0 && loop_.clock().Now() - began < kFairTime;) {
     absl::Span<uint8_t> scratch = loop_.scratch();
-    if (own_bytes_ >= kMaxOwnOut / 4) scratch = scratch.subspan(0, kSlowReadBytes);
-    absl::Span<uint8_t> direct;
-    if (Stream* const stream = data_left_ > 0 ? Find(data_stream_) : nullptr;
-        stream != nullptr && stream->handler != nullptr) {
-      // nghttp2 reports no DATA that it ignores, so data_left_ may be too large. The bytes of
-      // another frame may end the stream and free the place while they are parsed.
-      const int64_t payload = std::min(data_left_, reader_.payload_left());
-      direct = stream->handler->DirectPlace().subspan(0, static_cast<size_t>(payload));
-      if (direct.size() < kLeastDirectBytes) direct = {};
-    }
+    if (out_.copied_bytes() >= kManyUnreadBytes) scratch = scratch.subspan(0, kSlowReadBytes);
+    const absl::Span<uint8_t> direct = DirectPlace();
     const std::array<iovec, 2> places = {
         {{direct.data(), direct.size()}, {scratch.data(), scratch.size()}}};
     const ssize_t count = socket_->Read(places);
     if (count == Socket::kBlocked) return;
     if (count == Socket::kEnded) return Close();
-    read_ = loop_.clock().Now();
+    keepalive_.OnRead(loop_.clock().Now());
     const size_t size = static_cast<size_t>(count);
     Feed(direct.subspan(0, size));
     if (session_ != nullptr && size > direct.size()) {
       Feed(scratch.subspan(0, size - direct.size()));
     }
-    if (session_ == nullptr || is_calming_) return;
+    if (session_ == nullptr || is_abusive_) return;
     if (nghttp2_session_get_outbound_queue_size(session_) >= kMaxQueuedFrames) return;
     if (size < direct.size() + scratch.size()) return;
     left -= count;
@@ -488,7 +433,7 @@ void Connection::Read() {
 
 void Connection::Feed(absl::Span<const uint8_t> bytes) {
   if (bytes.empty()) return;
-  if (is_calming_ || lingers_since_) {
+  if (is_abusive_ || lingers_since_) {
     lingered_bytes_ += static_cast<int64_t>(bytes.size());
     return;
   }
@@ -496,9 +441,9 @@ void Connection::Feed(absl::Span<const uint8_t> bytes) {
   bool is_within_budget = true;
   const FrameReader::Pieces pieces = reader_.Read(bytes, [&](const FrameHead& frame) {
     is_within_budget = budget_.OnFrame(frame) && is_within_budget;
-    return Keeps(frame);
+    return ShouldForward(frame);
   });
-  if (!is_within_budget) return Calm();
+  if (!is_within_budget) return CloseAbusive();
   for (const absl::Span<const uint8_t> piece : pieces) {
     if (nghttp2_session_mem_recv(session_, piece.data(), piece.size()) < 0) return Close();
   }
@@ -507,10 +452,9 @@ void Connection::Feed(absl::Span<const uint8_t> bytes) {
 
 // Returns false for two kinds of frames that nghttp2 takes for errors:
 // - resets of streams that were not opened. RFC 9113 (5.1) demands that they end the connection,
-// but
-//   gRPC's clients send one now and then, if a call ends before its headers are written;
-// - acknowledgements of the frames of LimitStreams(). The first one is of nghttp2's own SETTINGS.
-bool Connection::Keeps(const FrameHead& frame) {
+//   but gRPC's clients send one now and then, if a call ends before its headers are written;
+// - acknowledgements of the frames of the limit of streams.
+bool Connection::ShouldForward(const FrameHead& frame) {
   const bool begins_block = frame.type == NGHTTP2_HEADERS;
   if (is_in_header_block_ || begins_block) {
     // Any frame but CONTINUATION inside a block is an error.
@@ -518,12 +462,7 @@ bool Connection::Keeps(const FrameHead& frame) {
     if (begins_block) last_opened_ = std::max(last_opened_, frame.stream);
     return true;
   }
-  if (frame.type == NGHTTP2_SETTINGS && (frame.flags & NGHTTP2_FLAG_ACK) != 0) {
-    if (!std::exchange(has_acknowledged_, true)) return true;
-    if (unacknowledged_limits_ == 0 || frame.length != 0 || frame.stream != 0) return true;
-    --unacknowledged_limits_;
-    return false;
-  }
+  if (stream_limit_.IsAcknowledgement(frame)) return false;
   const bool is_of_caller = frame.stream % 2 == 1;
   return frame.type != NGHTTP2_RST_STREAM || !is_of_caller || frame.stream <= last_opened_;
 }
@@ -541,7 +480,7 @@ void Connection::OnBeginHeaders(const nghttp2_frame& frame) {
 void Connection::OnHeader(int32_t, absl::string_view name, absl::string_view value) {
   head_.Add(name, value);
   // A few compressed bytes can expand to large headers.
-  if (head_.bytes() > 2 * FrameBudget::kMaxHeaderBlock) Calm();
+  if (head_.bytes() > 2 * FrameBudget::kMaxHeaderBlock) CloseAbusive();
 }
 
 void Connection::OnRequest(Stream& stream) {
@@ -580,7 +519,7 @@ void Connection::OnFrame(const nghttp2_frame& frame) {
   if (frame.hd.type == NGHTTP2_SETTINGS) has_settings_ = true;
   if (frame.hd.type == NGHTTP2_PING) OnPing(frame.ping);
   if (frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) return;
-  is_active_since_ping_ = true;
+  keepalive_.OnActivity();
   const int32_t id = frame.hd.stream_id;
   Stream* stream = Find(id);
   if (stream == nullptr) return;
@@ -602,15 +541,14 @@ void Connection::OnFrameSent(const nghttp2_frame& frame) {
   }
   if (frame.hd.type == NGHTTP2_RST_STREAM) {
     if (frame.rst_stream.error_code == NGHTTP2_NO_ERROR) return;
-    if (!budget_.Spend(FrameBudget::kProvokedResetCost)) Calm();
+    if (!budget_.Spend(FrameBudget::kProvokedResetCost)) CloseAbusive();
     return;
   }
   if (frame.hd.type != NGHTTP2_HEADERS || (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0) return;
   Stream* const stream = Find(frame.hd.stream_id);
   if (stream == nullptr) return;
   stream->has_responded = true;
-  is_active_since_ping_ = true;
-  ping_strikes_ = 0;
+  keepalive_.OnResponse();
   budget_.EarnByResponse();
   // Tells a caller that still sends to stop. Not earlier: nghttp2 drops frames queued before a
   // reset.
@@ -622,12 +560,11 @@ void Connection::OnStreamClose(int32_t id) {
   if (found == streams_.end()) return;
   const std::unique_ptr<Stream> stream = std::move(found->second);
   streams_.erase(found);
-  held_ -= stream->held;
-  credit_ -= stream->credit;
+  windows_.Remove(stream->window);
   if (id == data_stream_) data_left_ = 0;
   const bool makes_room =
       stream->handler != nullptr && stream->handler->carries_tensors() && !stream->is_refused;
-  if (makes_room && !line_.empty()) line_.front()->EndRest();
+  if (makes_room && !paused_.empty()) paused_.front()->ResumeReading();
   if (streams_.empty()) idle_since_ = loop_.clock().Now();
   if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
 }
@@ -708,21 +645,18 @@ ssize_t Connection::ProvideData(Stream& stream, size_t length, uint32_t& flags) 
 }
 
 int Connection::WriteData(Stream& stream, const uint8_t* head, size_t length) {
-  constexpr size_t kFrameHead = 9;
-  if (!HasRoom()) return NGHTTP2_ERR_WOULDBLOCK;
-  Append(head, kFrameHead);
+  if (!out_.HasRoom()) return NGHTTP2_ERR_WOULDBLOCK;
+  out_.Append(head, FrameHead::kBytes);
   const auto size = static_cast<int64_t>(length);
   budget_.EarnByPayload(size);
   stream.chunk_bytes -= size;
   while (length > 0) {
     Chunk& chunk = stream.chunks.front();
     const absl::string_view part = chunk.rest().substr(0, length);
-    if (chunk.payload.bytes.empty() || part.size() <= kCopiedBytes) {
-      Append(part.data(), part.size());
+    if (chunk.payload.bytes.empty()) {
+      out_.Append(part.data(), part.size());
     } else {
-      out_.push_back(
-          {{}, {chunk.payload.bytes.subspan(chunk.offset, part.size()), chunk.payload.owner}});
-      out_bytes_ += static_cast<int64_t>(part.size());
+      out_.Append(chunk.payload, chunk.offset, part.size());
     }
     length -= part.size();
     chunk.offset += part.size();
@@ -733,49 +667,29 @@ int Connection::WriteData(Stream& stream, const uint8_t* head, size_t length) {
   return 0;
 }
 
-void Connection::Expect(int32_t id, int64_t bytes) {
+// Keeps the stream's window open for what is expected, in steps.
+void Connection::GrantWindow(int32_t id, int64_t bytes) {
   Stream* const stream = Find(id);
   if (stream == nullptr) return;
-  stream->expected = bytes;
-  Grant(*stream);
+  stream->window.expected = bytes;
+  const int64_t more =
+      windows_.Grant(stream->window, nghttp2_session_get_stream_local_window_size(session_, id));
+  if (more == 0) return;
+  Submit(nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, id, static_cast<int32_t>(more)));
 }
 
-void Connection::Hold(int32_t id, int64_t bytes) {
+void Connection::SetUnadmitted(int32_t id, int64_t bytes) {
   Stream* const stream = Find(id);
   if (stream == nullptr) return;
-  held_ += bytes - stream->held;
-  stream->held = bytes;
+  windows_.SetUnadmitted(stream->window, bytes);
   FlushSoon();
 }
 
-// Keeps the stream's window open for what is expected, in steps.
-void Connection::Grant(Stream& stream) {
-  int64_t window = nghttp2_session_get_stream_local_window_size(session_, stream.id);
-  const int64_t wanted = std::min(stream.expected, kWindowStep);
-  if (window < stream.expected && window <= wanted / 2) {
-    Submit(nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, stream.id,
-                                        static_cast<int32_t>(wanted - window)));
-    window = wanted;
-  }
-  SetCredit(stream, std::min(window, stream.expected));
-}
-
-void Connection::SetCredit(Stream& stream, int64_t credit) {
-  credit_ += credit - stream.credit;
-  stream.credit = credit;
-}
-
-// Recomputes the connection's window from nghttp2's counts, so that no error accumulates. Returns
-// whether it opens the window.
+// Returns whether it opens the connection's window.
 bool Connection::TopUp() {
-  const int64_t window = nghttp2_session_get_local_window_size(session_);
-  // Calls that wait for memory leave room for those that do not. They hold no more than the windows
-  // of their streams.
-  const int64_t wanted = std::max(kConnectionWindow - held_, kStreamWindow) + credit_;
-  const int64_t missing = wanted - window;
-  if (missing <= 0 || (missing < kConnectionWindow / 4 && window > wanted / 2)) return false;
-  Submit(
-      nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, 0, static_cast<int32_t>(missing)));
+  const int64_t more = windows_.TopUp(nghttp2_session_get_local_window_size(session_));
+  if (more == 0) return false;
+  Submit(nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, 0, static_cast<int32_t>(more)));
   return true;
 }
 
@@ -789,19 +703,17 @@ void Connection::FlushSoon() {
 void Connection::Flush() {
   if (session_ == nullptr) return;
   if (lingers_since_) return UpdateInterest();
-  if (std::exchange(lowers_limit_, false)) {
-    // Before the refusals: a call that is repeated at once finds the limit.
-    HoldBack();
-  }
+  // Before the refusals: a call that is repeated at once finds the limit.
+  if (stream_limit_.TakeRefusals()) HandleRefusals();
   TopUp();
   int64_t left = kFairBytes;
   do {
     if (!Fill()) return Close();
     // Streams that ended meanwhile give their part of the window back.
     if (!TopUp() && out_.empty()) break;
-    const Written written = Write(left);
-    if (written == Written::kFailed) return Close();
-    if (written == Written::kBlocked) return UpdateInterest();
+    const OutputQueue::Written written = out_.Write(*socket_, left);
+    if (written == OutputQueue::Written::kFailed) return Close();
+    if (written == OutputQueue::Written::kBlocked) return UpdateInterest();
   } while (nghttp2_session_want_write(session_) != 0);
   if (nghttp2_session_want_read(session_) == 0 && nghttp2_session_want_write(session_) == 0) {
     Linger();
@@ -811,66 +723,21 @@ void Connection::Flush() {
 
 // Frames what nghttp2 has queued. Returns false if the connection has failed.
 bool Connection::Fill() {
-  while (HasRoom()) {
+  while (out_.HasRoom()) {
     const uint8_t* data;
     const ssize_t size = nghttp2_session_mem_send(session_, &data);
     if (size < 0) return false;
     if (size == 0) return true;
-    Append(data, static_cast<size_t>(size));
+    out_.Append(data, static_cast<size_t>(size));
   }
   return true;
 }
 
-void Connection::Append(const void* bytes, size_t size) {
-  if (out_.empty()) written_ = loop_.clock().Now();
-  if (out_.empty() || !out_.back().payload.bytes.empty() ||
-      out_.back().bytes.size() + size > kSegmentBytes) {
-    out_.emplace_back();
-  }
-  out_.back().bytes.append(static_cast<const char*>(bytes), size);
-  out_bytes_ += static_cast<int64_t>(size);
-  own_bytes_ += static_cast<int64_t>(size);
-}
-
-bool Connection::HasRoom() const { return out_bytes_ < kMaxOut && own_bytes_ < kMaxOwnOut; }
-
-// Writes at most about `left` bytes, and subtracts what it has written. kBlocked: the loop reports
-// the socket when it accepts more, at once if only `left` is used up.
-Connection::Written Connection::Write(int64_t& left) {
-  while (!out_.empty()) {
-    if (left <= 0) return Written::kBlocked;
-    std::array<iovec, kMaxPlaces> places;
-    size_t count = 0, offset = out_offset_;
-    for (auto it = out_.begin(); it != out_.end() && count < places.size(); ++it) {
-      const absl::string_view rest = it->view().substr(std::exchange(offset, 0));
-      places[count++] = {const_cast<char*>(rest.data()), rest.size()};
-    }
-    const ssize_t size = socket_->Write({places.data(), count});
-    if (size == Socket::kBlocked) return Written::kBlocked;
-    if (size == Socket::kEnded) return Written::kFailed;
-    left -= size;
-    Drop(size);
-  }
-  return Written::kAll;
-}
-
-// Removes bytes that have been written, and releases the outputs among them.
-void Connection::Drop(int64_t bytes) {
-  written_ = loop_.clock().Now();
-  out_bytes_ -= bytes;
-  out_offset_ += static_cast<size_t>(bytes);
-  while (!out_.empty() && out_offset_ >= out_.front().view().size()) {
-    out_offset_ -= out_.front().view().size();
-    own_bytes_ -= static_cast<int64_t>(out_.front().bytes.size());
-    out_.pop_front();
-  }
-}
-
 void Connection::UpdateInterest() {
   uint32_t interest = 0;
-  if (place_in_line_) {
+  if (place_in_paused_) {
     interest |= EPOLLRDHUP;
-  } else if (HasRoom() && lingered_bytes_ < kMaxLingerBytes) {
+  } else if (out_.HasRoom() && lingered_bytes_ < kMaxLingerBytes) {
     interest |= EPOLLIN;
   }
   if (!out_.empty()) interest |= EPOLLOUT;

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -24,7 +23,11 @@
 #include "server/wire/connection_counts.h"
 #include "server/wire/event_loop.h"
 #include "server/wire/http2/frame_budget.h"
+#include "server/wire/http2/keepalive.h"
+#include "server/wire/http2/output_queue.h"
+#include "server/wire/http2/receive_windows.h"
 #include "server/wire/http2/request_head.h"
+#include "server/wire/http2/stream_limit.h"
 #include "server/wire/socket.h"
 #include "server/wire/trailers.h"
 
@@ -67,21 +70,17 @@ class Connection final : public EventLoop::Watcher,
     std::chrono::nanoseconds max_call_time{0};  // on a connection that has reached that age
   };
 
-  // Bytes that a caller may send on a stream before its message is admitted: 64 KiB of tensors and
-  // the fields beside them need no further window, which would take a round trip.
-  static constexpr int64_t kStreamWindow = 68 * 1024;
-
   // The connections of a thread that are not read because there was no room for their calls, in the
   // order in which they are read again.
-  using Line = std::list<Connection*>;
+  using Paused = std::list<Connection*>;
 
   // Returns the handler of a request whose headers are complete, or null if it has responded.
   using NewStream = std::function<CallStream*(Connection&, int32_t id, const RequestHead&)>;
 
   // `peer` is "ipv4:127.0.0.1:4711" or "unix:". `on_closed` runs once. REQUIRES: `settings`
-  // and the line, which belongs to the same thread, outlive this.
+  // and `paused`, which belongs to the same thread, outlive this.
   Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::string peer,
-             const Settings& settings, Line& line, NewStream new_stream,
+             const Settings& settings, Paused& paused, NewStream new_stream,
              std::function<void()> on_closed);
   ~Connection() override;
   Connection(const Connection&) = delete;
@@ -112,23 +111,21 @@ class Connection final : public EventLoop::Watcher,
   void SendHttpError(int32_t id, int http_status);
   // The call is being refused for lack of room at the server: lowers the limit of streams that the
   // caller is told to those that are left. The limit doubles after each second without this. If
-  // none is left, the connection is not read until one call with tensors has ended for each that is
-  // before it in the line, or for about a second.
+  // none is left, the connection is not read until one call with tensors has ended for each that
+  // was paused before it, or for about a second.
   void LowerStreamLimit(int32_t id);
   void Reset(int32_t id, uint32_t error_code);
   // The memory of this many more bytes of the stream is admitted: opens its window for them, in
   // steps. Call it again with each part that has come.
-  void Expect(int32_t id, int64_t bytes);
+  void GrantWindow(int32_t id, int64_t bytes);
   // A stream has taken a message.
   void EarnByMessage() { budget_.EarnByMessage(); }
   // The stream holds this many bytes that are not admitted yet.
-  void Hold(int32_t id, int64_t bytes);
+  void SetUnadmitted(int32_t id, int64_t bytes);
 
  private:
   struct Chunk;
-  struct Segment;
   struct Stream;
-  enum class Written : uint8_t { kAll, kBlocked, kFailed };
   // What the caller was told: nothing; to open no more streams; the same, and it has read that; the
   // last stream that is served.
   enum class Leaving : uint8_t { kNo, kAnnounced, kAcknowledged, kFinal };
@@ -145,17 +142,18 @@ class Connection final : public EventLoop::Watcher,
   bool Establish();
   void Read();
   void Feed(absl::Span<const uint8_t> bytes);
-  bool Keeps(const FrameHead& frame);
-  void Calm();
+  absl::Span<uint8_t> DirectPlace();
+  bool ShouldForward(const FrameHead& frame);
+  void CloseAbusive();
   void Linger();
 
   void OnPing(const nghttp2_ping& ping);
-  void KeepAlive(Instant now);
+  void PingIfSilent(Instant now);
   void CheckAge(Instant now);
-  void HoldBack();
-  void LimitStreams(int64_t most);
-  void Rest();
-  void EndRest();
+  void HandleRefusals();
+  void Send(const std::optional<StreamLimit::Frame>& limit);
+  void PauseReading();
+  void ResumeReading();
 
   void OnBeginHeaders(const nghttp2_frame& frame);
   void OnHeader(int32_t id, absl::string_view name, absl::string_view value);
@@ -169,17 +167,11 @@ class Connection final : public EventLoop::Watcher,
   int WriteData(Stream& stream, const uint8_t* head, size_t length);
 
   Stream* Find(int32_t id);
-  void Grant(Stream& stream);
-  void SetCredit(Stream& stream, int64_t credit);
   bool TopUp();
 
   void FlushSoon();
   void Flush();
   bool Fill();
-  Written Write(int64_t& left);
-  void Append(const void* bytes, size_t size);
-  bool HasRoom() const;
-  void Drop(int64_t bytes);
   void UpdateInterest();
   void SetInterest(uint32_t interest);
 
@@ -187,7 +179,7 @@ class Connection final : public EventLoop::Watcher,
   const std::unique_ptr<Socket> socket_;
   const std::string peer_;
   const Settings& settings_;
-  Line& line_;
+  Paused& paused_;
   const NewStream new_stream_;
   const std::function<void()> on_closed_;
 
@@ -196,39 +188,27 @@ class Connection final : public EventLoop::Watcher,
   RequestHead head_;  // of the header block that is being received
   FrameReader reader_;
   FrameBudget budget_;
-  int64_t stream_limit_;               // that the caller was told
-  int64_t unacknowledged_limits_ = 0;  // frames of LimitStreams()
-  bool lowers_limit_ = false;          // with the next Flush()
-  bool has_refused_ = false;           // since the last tick
-  std::optional<Line::iterator> place_in_line_;
-  Instant rests_since_;
-  bool has_acknowledged_ = false;    // the caller, nghttp2's SETTINGS
+  ReceiveWindows windows_;
+  OutputQueue out_;
+  Keepalive keepalive_;
+  StreamLimit stream_limit_;
+  std::optional<Paused::iterator> place_in_paused_;  // reading is paused
+  Instant paused_since_;
   bool is_in_header_block_ = false;  // of the caller
   uint32_t last_opened_ = 0;         // the stream of the last new HEADERS
-  bool is_calming_ = false;
+  bool is_abusive_ = false;
   Leaving leaving_ = Leaving::kNo;
   Instant announced_;
 
   int32_t data_stream_ = 0;  // of the DATA frame that is being received; 0: none
   int64_t data_left_ = 0;    // of its payload
 
-  int64_t held_ = 0;    // bytes of all streams that are not admitted
-  int64_t credit_ = 0;  // bytes that the windows of admitted streams let through
-
-  std::deque<Segment> out_;
-  int64_t out_bytes_ = 0;
-  int64_t own_bytes_ = 0;  // of them; outputs are not copied
-  size_t out_offset_ = 0;  // written bytes of the first segment
   uint32_t interest_ = 0;
   bool flushes_soon_ = false;
 
   bool has_settings_ = false;  // of the peer
-  Instant created_, idle_since_, written_, read_;
+  Instant created_, idle_since_;
   Instant ages_at_ = Instant::max();
-  std::optional<Instant> pinged_;  // by us, not acknowledged yet
-  Instant pinged_by_peer_;
-  bool is_active_since_ping_ = true;  // HEADERS or DATA since the peer's last ping
-  int ping_strikes_ = 0;              // since the last response
   std::optional<Instant> lingers_since_;
   int64_t lingered_bytes_ = 0;
 };

@@ -75,7 +75,7 @@ void Http2Server::Open(Descriptor socket, std::string peer, const PeerNetwork& n
     auto opened = std::make_shared<Connection*>();
     const auto connection = std::make_shared<Connection>(
         wire.loop, NewSocket(std::move(socket), connections), std::move(peer), settings_.connection,
-        wire.line,
+        wire.paused,
         [this](Connection& c, int32_t id, const RequestHead& head) { return NewCall(c, id, head); },
         [&wire, &connections, network, place, opened] {
           connections.Leave(network);

@@ -76,7 +76,7 @@ class Http2Server {
     explicit Wire(const Clock& clock) : loop(clock) {}
     EventLoop loop;
     absl::flat_hash_set<Connection*> connections;
-    Connection::Line line;
+    Connection::Paused paused;
   };
 
   void Listen(Descriptor listening, SharedConnectionCounts& connections);

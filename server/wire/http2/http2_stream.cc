@@ -130,7 +130,7 @@ IncomingMessage Http2Stream::TakeMessage() {
 // Keeps bytes that arrive while no message is read, at most the window that OpenWindow() leaves.
 void Http2Stream::HoldEarly(absl::Span<const uint8_t> bytes) {
   if (bytes.empty()) return;
-  if (early_.empty()) early_memory_ = engine_.ChargeMessage(Connection::kStreamWindow);
+  if (early_.empty()) early_memory_ = engine_.ChargeMessage(ReceiveWindows::kInitial);
   early_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
@@ -155,13 +155,14 @@ void Http2Stream::TakeEarly() {
     early_ = {};
     early_memory_ = {};
   }
-  connection_->Hold(id_, static_cast<int64_t>(early_.size()));
+  connection_->SetUnadmitted(id_, static_cast<int64_t>(early_.size()));
 }
 
 // Opens the window for the rest of the message that is read, and for bytes that may come early.
 void Http2Stream::OpenWindow() {
   const int64_t rest = is_reading_ && body_ != nullptr ? size_ - received_ : 0;
-  connection_->Expect(id_, rest + Connection::kStreamWindow - static_cast<int64_t>(early_.size()));
+  connection_->GrantWindow(id_,
+                           rest + ReceiveWindows::kInitial - static_cast<int64_t>(early_.size()));
 }
 
 void Http2Stream::OnEnd() {

@@ -78,7 +78,7 @@ absl::Status UnaryStream::CheckPrefix() const {
 // Bytes that the stream's initial window let through.
 void UnaryStream::HoldEarly(absl::Span<const uint8_t> bytes) {
   if (early_.empty()) {
-    const int64_t most = std::min(size_, Connection::kStreamWindow);
+    const int64_t most = std::min(size_, ReceiveWindows::kInitial);
     early_memory_ = engine().ChargeMessage(most);
     early_.reserve(static_cast<size_t>(most));
   }
@@ -86,7 +86,7 @@ void UnaryStream::HoldEarly(absl::Span<const uint8_t> bytes) {
   has_surplus_ = bytes.size() > missing;
   bytes = bytes.subspan(0, missing);
   early_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  connection_->Hold(id_, static_cast<int64_t>(early_.size()));
+  connection_->SetUnadmitted(id_, static_cast<int64_t>(early_.size()));
 }
 
 void UnaryStream::StartReading() {
@@ -107,7 +107,7 @@ void UnaryStream::OpenBody() {
   }
   const std::string early = std::exchange(early_, {});
   early_memory_ = {};
-  if (!early.empty()) connection_->Hold(id_, 0);
+  if (!early.empty()) connection_->SetUnadmitted(id_, 0);
   if (has_surplus_) return FailReading(MoreThanOneMessage());
   if (!early.empty() || size_ == 0) {
     TakeBody({reinterpret_cast<const uint8_t*>(early.data()), early.size()});
@@ -139,7 +139,7 @@ void UnaryStream::TakeBody(absl::Span<const uint8_t> bytes) {
   received_ += static_cast<int64_t>(bytes.size());
   OnBytesRead(static_cast<int64_t>(bytes.size()));
   const int64_t missing = size_ - received_;
-  if (missing > 0 || expects_) connection_->Expect(id_, missing);
+  if (missing > 0 || expects_) connection_->GrantWindow(id_, missing);
   expects_ = missing > 0;
   if (missing == 0) OnWhole();
 }

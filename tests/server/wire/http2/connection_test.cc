@@ -157,7 +157,7 @@ TEST_F(ConnectionTest, PingsBetweenCallsAreNotTooMany) {
   }
 }
 
-// --- Rest ----------------------------------------------------------------------------------------
+// --- Pause ---------------------------------------------------------------------------------------
 
 // Answers each call with an empty message.
 class EmptyAnswer final : public MessageHandler {
@@ -165,11 +165,11 @@ class EmptyAnswer final : public MessageHandler {
 };
 
 // A server that has no room for a call while the first peer has its calls open.
-class RestTest : public CallEnvironmentTest {
+class PauseTest : public CallEnvironmentTest {
  protected:
   static constexpr char kCall[] = "/a.Service/Call";
 
-  RestTest()
+  PauseTest()
       : CallEnvironmentTest(/*calls_per_caller=*/100, {.max_message_bytes = 1000,
                                                        .min_receive_bytes_per_second = 1000,
                                                        .default_deadline = minutes(1),
@@ -220,7 +220,7 @@ class RestTest : public CallEnvironmentTest {
   uint32_t ended_ = 0;
 };
 
-TEST_F(RestTest, AConnectionOfRefusedCallsIsReadAgainWhenAnotherCallEnds) {
+TEST_F(PauseTest, AConnectionOfRefusedCallsIsReadAgainWhenAnotherCallEnds) {
   Peer peer(address());
   Call(peer, 1);
   ExpectRefusal(peer, 1);
@@ -231,7 +231,7 @@ TEST_F(RestTest, AConnectionOfRefusedCallsIsReadAgainWhenAnotherCallEnds) {
   ExpectAnswer(peer, 3);
 }
 
-TEST_F(RestTest, TheFirstInTheLineIsReadFirst) {
+TEST_F(PauseTest, TheFirstThatWasPausedIsReadFirst) {
   Peer first(address()), second(address());
   for (Peer* peer : {&first, &second}) {
     Call(*peer, 1);
@@ -250,7 +250,7 @@ TEST_F(RestTest, TheFirstInTheLineIsReadFirst) {
   }
 }
 
-TEST_F(RestTest, APeerThatIsGoneLeavesTheLine) {
+TEST_F(PauseTest, APeerThatIsGoneIsNotPaused) {
   Peer second(address());
   {
     Peer first(address());
@@ -265,7 +265,7 @@ TEST_F(RestTest, APeerThatIsGoneLeavesTheLine) {
   ExpectAnswer(second, 3);
 }
 
-TEST_F(RestTest, EndsAfterASecondIfNoCallEnds) {
+TEST_F(PauseTest, EndsAfterASecondIfNoCallEnds) {
   Peer peer(address());
   Call(peer, 1);
   ExpectRefusal(peer, 1);
@@ -275,7 +275,7 @@ TEST_F(RestTest, EndsAfterASecondIfNoCallEnds) {
   ExpectRefusal(peer, 3);
 }
 
-TEST_F(RestTest, AnOpenHealthWatchDoesNotPreventIt) {
+TEST_F(PauseTest, AnOpenHealthWatchDoesNotPreventIt) {
   Peer peer(address());
   peer.OpenCall(1, CallHeaders("/grpc.health.v1.Health/Watch"));
   peer.SendData(1, Prefixed(""), /*ends=*/true);
@@ -289,7 +289,7 @@ TEST_F(RestTest, AnOpenHealthWatchDoesNotPreventIt) {
   ExpectAnswer(peer, 5);
 }
 
-TEST_F(RestTest, ACallThatMaySendMorePreventsIt) {
+TEST_F(PauseTest, ACallThatMaySendMorePreventsIt) {
   Peer peer(address());
   peer.OpenCall(1, CallHeaders("/grpc.health.v1.Health/Watch"));
   for (const uint32_t stream : {3, 5}) {
@@ -363,14 +363,14 @@ TEST(LargeResponseTest, OthersHaveTheirTurnBetweenItsParts) {
   constexpr int64_t kSize = 64 << 20;
   const SteadyClock clock;
   const Connection::Settings settings = ConnectionTest::Settings().connection;
-  Connection::Line line;
+  Connection::Paused paused;
   const std::vector<std::byte> payload(kSize);
   int64_t written = 0;  // of the loop's thread
   EventLoop loop(clock);
   const auto bystander = std::make_shared<Bystander>(written, kSize);
   loop.Add(bystander->descriptor(), EPOLLIN, bystander, {});
   const auto connection = std::make_shared<Connection>(
-      loop, std::make_unique<GreedySocket>(written), "unix:", settings, line,
+      loop, std::make_unique<GreedySocket>(written), "unix:", settings, paused,
       [&payload](Connection& connection, int32_t id, const RequestHead&) -> CallStream* {
         ResponseMessage message;
         message.Append({payload, nullptr});
@@ -422,13 +422,13 @@ class CostlySocket final : public Socket {
 TEST(CostlyFramesTest, OthersHaveTheirTurnBetweenThem) {
   FakeClock clock;
   const Connection::Settings settings = ConnectionTest::Settings().connection;
-  Connection::Line line;
+  Connection::Paused paused;
   int64_t reads = 0;  // of the loop's thread
   EventLoop loop(clock);
   const auto bystander = std::make_shared<Bystander>(reads, 100);
   loop.Add(bystander->descriptor(), EPOLLIN, bystander, {});
   const auto connection = std::make_shared<Connection>(
-      loop, std::make_unique<CostlySocket>(clock, reads), "unix:", settings, line,
+      loop, std::make_unique<CostlySocket>(clock, reads), "unix:", settings, paused,
       [](Connection&, int32_t, const RequestHead&) -> CallStream* { return nullptr; }, [] {});
   loop.Post([&connection] { connection->Start({}); });
   loop.Start();
