@@ -127,7 +127,7 @@ def block_mask(bench, case, x, v, scale):
 
 def lsh(bench, case, x, v, scale, chunk=CHUNK):
     attributes = {"num_hashes": HASHES, "chunk_length": chunk, "is_causal": case.causal, "scale": scale, "seed": 0}
-    return Operator(bench.context, "lsh_attention", {"QK": x, "V": v}, attributes, ("Y",))
+    return Operator(bench.context, "lsh_attention", {"Q": x, "V": v}, attributes, ("Y",))
 
 
 def favor(bench, case, x, v, scale):

@@ -325,7 +325,7 @@ def add_rapt(paths):
     add("post", "linear-attend", "Linear attention", "LinearAttendResponse", "LinearAttendRequest",
         {"query": ROW, "key": ROW, "value": ROW, "qNumHeads": 1, "kvNumHeads": 1, "updateRule": "UPDATE_LINEAR"})  # fmt: skip
     add("post", "lsh-attend", "Attention by locality-sensitive hashing", "LshAttendResponse", "LshAttendRequest",
-        {"qk": QKV["k"], "v": QKV["v"], "chunkLength": 4})  # fmt: skip
+        {"q": QKV["k"], "v": QKV["v"], "chunkLength": 4})  # fmt: skip
     add("post", "rotary-embed", "Rotary embedding of positions", "RotaryEmbedResponse", "RotaryEmbedRequest",
         {"x": QKV["q"], "ropeTheta": 10000})  # fmt: skip
     add("post", "encode-positions", "Positional encoding", "EncodePositionsResponse", "EncodePositionsRequest", {"x": ROW})

@@ -40,13 +40,13 @@ constexpr std::string_view kExamples[] = {
      "--kv-num-heads 2 --update-rule gated --decay g.npy -o y.npy --present-state s.npy"),
     ("rapt run linear_attention --query q.npy --key q.npy --value q.npy --q-num-heads 8 "
      "--kv-num-heads 8 --update-rule linear --stream --chunk 2 -o y.npy"),
-    "rapt run lsh_attention --qk x.npy --v x.npy --chunk-length 3 --seed 1 -o y.npy",
+    "rapt run lsh_attention --q x.npy --v x.npy --chunk-length 3 --seed 1 -o y.npy",
 };
 
 std::string_view Std(absl::string_view text) { return {text.data(), text.size()}; }
 absl::string_view Absl(std::string_view text) { return {text.data(), text.size()}; }
 
-// "qk" of QK, "present-state" of present_state.
+// "q" of Q, "present-state" of present_state.
 std::string FlagOf(absl::string_view name) {
   return absl::StrReplaceAll(absl::AsciiStrToLower(name), {{"_", "-"}});
 }

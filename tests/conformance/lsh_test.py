@@ -22,7 +22,7 @@ def tensors(seed, tokens=96, heads=3, size=16, value_size=24, dtype=np.float32):
     random = np.random.default_rng(seed)
     qk = random.standard_normal((2, heads, tokens, size)).astype(dtype)
     v = random.standard_normal((2, heads, tokens, value_size)).astype(dtype)
-    return {"QK": qk, "V": v}, random
+    return {"Q": qk, "V": v}, random
 
 
 def assert_close(got, want):
@@ -50,7 +50,7 @@ def test_reformer(backend_client, heads, rounds, causal, lengths):
         is_causal=causal,
     )
     want, want_buckets = lsh_attention(
-        arrays["QK"], arrays["V"], arrays["rotations"], 12, is_causal=causal, lengths=lengths
+        arrays["Q"], arrays["V"], arrays["rotations"], 12, is_causal=causal, lengths=lengths
     )
     np.testing.assert_array_equal(buckets, want_buckets)
     assert buckets.dtype == np.int32
@@ -61,7 +61,7 @@ def test_reformer(backend_client, heads, rounds, causal, lengths):
 @pytest.mark.parametrize("rounds", (1, 3))
 def test_simple(backend_client, rounds, lengths):
     arrays, random = tensors(2)
-    arrays["K"] = random.standard_normal(arrays["QK"].shape).astype(np.float32)
+    arrays["K"] = random.standard_normal(arrays["Q"].shape).astype(np.float32)
     arrays["rotations"] = random.standard_normal((1, 16, rounds, 16)).astype(np.float32)
     if lengths is not None:
         arrays["nonpad_kv_seqlen"] = np.array(lengths)
@@ -69,7 +69,7 @@ def test_simple(backend_client, rounds, lengths):
         backend_client, arrays, ("Y", "buckets"), form="simple", num_hashes=rounds, chunk_length=16
     )
     want, want_buckets = lsh_attention(
-        arrays["QK"], arrays["V"], arrays["rotations"], 16, k=arrays["K"], lengths=lengths
+        arrays["Q"], arrays["V"], arrays["rotations"], 16, k=arrays["K"], lengths=lengths
     )
     np.testing.assert_array_equal(buckets, want_buckets)
     assert_close(y, want)
@@ -82,7 +82,7 @@ def test_neighbours(backend_client, before, after):
     parameters = {"num_hashes": 2, "num_buckets": 8, "chunk_length": 8, "scale": 0.4}
     (y,) = infer(backend_client, arrays, chunks_before=before, chunks_after=after, **parameters)
     want, _ = lsh_attention(
-        arrays["QK"], arrays["V"], arrays["rotations"], 8, before=before, after=after, scale=0.4
+        arrays["Q"], arrays["V"], arrays["rotations"], 8, before=before, after=after, scale=0.4
     )
     assert_close(y, want)
 
@@ -93,13 +93,13 @@ def test_types(backend_client, dtype):
     arrays["rotations"] = random.standard_normal((1, 16, 2, 4)).astype(np.float32)
     (y,) = infer(backend_client, arrays, num_hashes=2, num_buckets=8, chunk_length=24)
     assert y.dtype == dtype
-    assert_close(y, lsh_attention(arrays["QK"], arrays["V"], arrays["rotations"], 24)[0])
+    assert_close(y, lsh_attention(arrays["Q"], arrays["V"], arrays["rotations"], 24)[0])
 
 
 def test_one_chunk_is_exact_attention_without_oneself(backend_client):
     arrays, _ = tensors(5, tokens=20)
     (y,) = infer(backend_client, arrays, chunk_length=32)
-    assert_close(y, lsh_attention(arrays["QK"], arrays["V"], np.zeros((1, 16, 1, 1)), 32)[0])
+    assert_close(y, lsh_attention(arrays["Q"], arrays["V"], np.zeros((1, 16, 1, 1)), 32)[0])
 
 
 def test_a_seed_draws_the_same_rotations(backend_client):

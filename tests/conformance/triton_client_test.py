@@ -422,7 +422,7 @@ def test_a_call_that_is_refused_unread_is_no_failure_of_a_model():
     with RaptServer(*flags) as server, triton.InferenceServerClient(server.grpc_address) as client:
         large = [to_input(name, np.zeros((1, 1, 30, 4), np.float32)) for name in "QKV"]
         refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, client.infer, "rotary_embedding", large)
-        refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "lsh_attention", [to_input("QK", X), to_input("K", X)])
+        refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "lsh_attention", [to_input("Q", X), to_input("K", X)])
         step = [to_input(name, X) for name in "QKV"]
         refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "attention_session", step, sequence_id=7)
 

@@ -862,7 +862,7 @@ TEST_F(BoundsTest, Parameters) {
   (*linear.mutable_parameters())["q_num_heads"].set_int64_param(kHeads);
   (*linear.mutable_parameters())["kv_num_heads"].set_int64_param(kHeads);
   (*linear.mutable_parameters())["update_rule"].set_string_param("linear");
-  auto lsh = InferMessage("lsh_attention", {{"QK", kOfHeads}, {"V", kOfHeads}});
+  auto lsh = InferMessage("lsh_attention", {{"Q", kOfHeads}, {"V", kOfHeads}});
   (*lsh.mutable_parameters())["chunk_length"].set_int64_param(1);
   (*lsh.mutable_parameters())["seed"].set_int64_param(1);
   const std::vector<Case> cases = {

@@ -87,7 +87,7 @@ constexpr char kLinear[] = R"(
     query { dtype: FP32 shape: [2, 9, 12] } key { dtype: FP32 shape: [2, 9, 6] }
     value { dtype: FP32 shape: [2, 9, 10] } q_num_heads: 4 kv_num_heads: 2)";
 constexpr char kLsh[] = R"(
-    qk { dtype: FP16 shape: [2, 3, 24, 8] } v { dtype: FP16 shape: [2, 3, 24, 5] } chunk_length: 4)";
+    q { dtype: FP16 shape: [2, 3, 24, 8] } v { dtype: FP16 shape: [2, 3, 24, 5] } chunk_length: 4)";
 
 const Case kCases[] = {
     {"LinearAttend", R"(update_rule: UPDATE_LINEAR)"},

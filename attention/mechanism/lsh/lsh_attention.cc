@@ -73,13 +73,13 @@ class LshAttention final : public TensorOperator {
 absl::Status CheckInputs(const LshAttentionCall& call) {
   const auto& in = call.inputs;
   const bool simple = call.form == LshForm::kSimple;
-  if (!in[Role::kQ]) return Invalid("QK is missing");
+  if (!in[Role::kQ]) return Invalid("Q is missing");
   if (simple && !in[Role::kK]) return Invalid("K is missing; form 'simple' needs it");
   if (!simple && in[Role::kK]) {
-    return Invalid("K is given; in form 'reformer' QK is queries and keys");
+    return Invalid("K is given; in form 'reformer' the queries Q are the keys");
   }
   if (!in[Role::kV]) return Invalid("V is missing");
-  for (const auto& [role, name] : {std::pair{Role::kQ, "QK"},
+  for (const auto& [role, name] : {std::pair{Role::kQ, "Q"},
                                    {Role::kK, "K"},
                                    {Role::kV, "V"},
                                    {kLshRotations, "rotations"},
@@ -94,14 +94,14 @@ absl::Status ReadTensors(const LshAttentionCall& call, LshShape& s) {
   const TensorSpec& q = *call.inputs[Role::kQ];
   const TensorSpec& v = *call.inputs[Role::kV];
   if (!IsFloat(q.dtype)) {
-    return Invalid("QK has type ", NameOf(q.dtype), "; it must be FP32, FP16, BF16 or FP64");
+    return Invalid("Q has type ", NameOf(q.dtype), "; it must be FP32, FP16, BF16 or FP64");
   }
   if (q.shape.size() != 4 || q.shape[3] < 1) {
-    return Invalid("QK has shape ", ToString(q.shape),
+    return Invalid("Q has shape ", ToString(q.shape),
                    "; it must be [B, H, S, D] with D at least 1");
   }
   if (q.shape[2] > kMostTokens) {
-    return Invalid("the length of QK is ", q.shape[2], "; it must be at most ", kMostTokens);
+    return Invalid("the length of Q is ", q.shape[2], "; it must be at most ", kMostTokens);
   }
   s.dtype = q.dtype;
   s.batch = q.shape[0];
@@ -109,11 +109,11 @@ absl::Status ReadTensors(const LshAttentionCall& call, LshShape& s) {
   s.length = q.shape[2];
   s.head_size = q.shape[3];
   if (const auto& k = call.inputs[Role::kK]; k && (k->dtype != q.dtype || k->shape != q.shape)) {
-    return Invalid("K is ", NameOf(k->dtype), " ", ToString(k->shape), "; it must be as QK, ",
+    return Invalid("K is ", NameOf(k->dtype), " ", ToString(k->shape), "; it must be as Q, ",
                    NameOf(q.dtype), " ", ToString(q.shape));
   }
   if (v.dtype != q.dtype) {
-    return Invalid("V has type ", NameOf(v.dtype), "; it must have that of QK, ", NameOf(q.dtype));
+    return Invalid("V has type ", NameOf(v.dtype), "; it must have that of Q, ", NameOf(q.dtype));
   }
   if (v.shape.size() != 4 || v.shape[0] != s.batch || v.shape[1] != s.heads ||
       v.shape[2] != s.length || v.shape[3] < 1) {
@@ -243,7 +243,7 @@ absl::Status CheckMemory(const LshShape& s) {
 // K is of the simple form alone, so that tools which send every listed input could not call it.
 constexpr TensorSchema kLshInputs[] = {
     Required(
-        TensorRow("QK", Role::kQ, 4, "[B, H, S, D]: queries and keys; of form simple queries")),
+        TensorRow("Q", Role::kQ, 4, "[B, H, S, D]: queries; of form reformer also keys")),
     Required(TensorRow("V", Role::kV, 4, "[B, H, S, Dv]")),
     {.name = "K",
      .role = Role::kK,

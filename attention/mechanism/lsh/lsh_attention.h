@@ -20,9 +20,9 @@ inline constexpr int64_t kMostHashes = 1024;
 extern const OperatorSchema kLshAttention;
 
 struct LshAttentionCall {
-  // kQ is QK [B, H, S, D] of Hugging Face's Reformer, whose queries are its keys; or Q, and kK is
-  // K, of the simple form. kV is V [B, H, S, Dv]; kLshRotations, [H or 1, D, num_hashes, C], C =
-  // num_buckets / 2, or D in the simple form; kKeyLengths, INT64 [B].
+  // kQ is Q [B, H, S, D], of Hugging Face's Reformer also K; kK is K of the simple form. kV is V
+  // [B, H, S, Dv]; kLshRotations, [H or 1, D, num_hashes, C], C = num_buckets / 2, or D in the
+  // simple form; kKeyLengths, INT64 [B].
   InputMap<std::optional<TensorSpec>> inputs;
   // kLshBuckets is an output, INT32 [B, H, num_hashes, S]. The bucket of padding is num_buckets.
   bool wants_buckets = false;

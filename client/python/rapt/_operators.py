@@ -228,7 +228,7 @@ LSH = Operator(
     LshOptions,
     ("k", "rotations", "key_lengths"),
     ("buckets",),
-    {"q": "QK", "k": "K", "v": "V", "y": "Y", "causal": "is_causal", "key_lengths": "nonpad_kv_seqlen"},
+    {"q": "Q", "k": "K", "v": "V", "y": "Y", "causal": "is_causal", "key_lengths": "nonpad_kv_seqlen"},
 )
 
 

@@ -57,7 +57,7 @@ Case Linear(std::string rule, std::vector<Input> inputs = {},
 Case Lsh(std::vector<std::pair<std::string, std::string>> attributes,
          std::vector<Input> inputs = {}) {
   Case c{"lsh_attention",
-         {{"QK", {2, 3, 24, 8}}, {"V", {2, 3, 24, 5}}},
+         {{"Q", {2, 3, 24, 8}}, {"V", {2, 3, 24, 5}}},
          {{"num_hashes", "2"}, {"chunk_length", "6"}},
          {"buckets"}};
   c.inputs.insert(c.inputs.end(), inputs.begin(), inputs.end());
@@ -96,7 +96,7 @@ std::vector<Case> Cases() {
       Lsh({{"num_buckets", "4"}, {"seed", "5"}, {"is_causal", "1"}}, {padded}),
       Lsh({{"form", "simple"}, {"seed", "5"}}, {key}),
       {"lsh_attention",
-       {{"QK", {1, 1, 8, 4}, -1, 1, {}, DType::kBFloat16},
+       {{"Q", {1, 1, 8, 4}, -1, 1, {}, DType::kBFloat16},
         {"V", {1, 1, 8, 4}, -1, 1, {}, DType::kBFloat16}},
        {{"chunk_length", "4"}, {"seed", "1"}}},
       Lsh({{"form", "simple"}}, {key, {"rotations", {3, 8, 2, 8}}}),

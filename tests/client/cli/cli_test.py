@@ -624,7 +624,7 @@ def test_lsh(rapt, save, load, where):
     x, v = draw(1, 2, 2, 24, 6), draw(2, 2, 2, 24, 5)
     rotations, lengths = draw(3, 1, 6, 3, 2), np.array([24, 20])
     save(x=x, v=v, rotations=rotations, lengths=lengths)
-    call = ["run", "lsh_attention", "--qk=x.npy", "--v=v.npy", "--num-hashes=3", "--chunk-length=6", *where]
+    call = ["run", "lsh_attention", "--q=x.npy", "--v=v.npy", "--num-hashes=3", "--chunk-length=6", *where]
     ran = rapt(*call, "--rotations=rotations.npy", "--num-buckets=4", "--is-causal", "--nonpad-kv-seqlen=lengths.npy",
                "--chunks-before=1", "--chunks-after=1", "--scale=0.5", "-o=out.npz", "--buckets=out.npz",
                "--json")  # fmt: skip
@@ -647,7 +647,7 @@ def test_lsh(rapt, save, load, where):
 def test_lsh_in_the_simple_form(rapt, save, load, where):
     q, k, v, rotations = draw(1, 16, 4), draw(2, 16, 4), draw(3, 16, 3), draw(4, 1, 4, 2, 4)
     save(q=q, k=k, v=v, rotations=rotations)
-    rapt("run", "lsh_attention", "--form=simple", "--qk=q.npy", "--k=k.npy", "--v=v.npy", "--rotations=rotations.npy",
+    rapt("run", "lsh_attention", "--form=simple", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--rotations=rotations.npy",
          "--num-hashes=2", "--chunk-length=4", "-o=y.npy", "--buckets=b.npy", *where)  # fmt: skip
     y, buckets = lsh_attention(q[None, None], v[None, None], rotations, 4, k=k[None, None])
     close(load("y.npy"), y[0, 0], 1e-5)
@@ -797,7 +797,7 @@ def test_layer_helps_with_the_models_of_the_document(rapt):
 
 def test_lsh_refuses_what_does_not_fit(rapt, save):
     save(x=draw(1, 8, 6))
-    call = ["run", "lsh_attention", "--qk=x.npy", "--v=x.npy", "-o=y.npy", "--chunk-length=4", "--num-hashes=1"]
+    call = ["run", "lsh_attention", "--q=x.npy", "--v=x.npy", "-o=y.npy", "--chunk-length=4", "--num-hashes=1"]
     for flags, code, message in [
         (["--form=hash"], USAGE, "--form is 'hash'; it takes reformer or simple"),
         (["--heads=2"], USAGE, "unknown flag --heads"),
@@ -1684,7 +1684,7 @@ ERRORS = [
     ("run", USAGE, "no operator given; the operators are rotary_embedding, positional_encoding"),
     ("run softmax --x x.npy", USAGE, "unknown operator 'softmax'; the operators are rotary_embedding"),
     ("run positional_encoding -o y.npy", USAGE, "--x is required"),
-    ("run lsh_attention --qk x.npy --v x.npy -o y.npy", USAGE, "--chunk-length is required"),
+    ("run lsh_attention --q x.npy --v x.npy -o y.npy", USAGE, "--chunk-length is required"),
     ("run linear_attention --query x.npy --key x.npy --value x.npy --kv-num-heads 1 -o y.npy", USAGE, "--q-num-heads is required"),
     ("run linear_attention --is-causal", USAGE, "--is-causal: 1 required BOOL missing"),
     ("run positional_encoding --x none.npy -o y.npy", USAGE, "can't open none.npy"),

@@ -43,7 +43,7 @@ TEST(InferCodecTest, EncodesEveryKindOfParameter) {
   const int64_t lengths[] = {0x6161616161616161};
   const auto request = EncodeInfer(
       {.model = "lsh_attention",
-       .inputs = {{"QK", Halves("qqqq")}, {"nonpad_kv_seqlen", View<int64_t>({1}, lengths)}},
+       .inputs = {{"Q", Halves("qqqq")}, {"nonpad_kv_seqlen", View<int64_t>({1}, lengths)}},
        .parameters = {{"form", "simple"},
                       {"num_hashes", 2},
                       {"is_causal", true},
@@ -53,7 +53,7 @@ TEST(InferCodecTest, EncodesEveryKindOfParameter) {
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_TRUE(MessageDifferencer::Equals(*request, Parse<inference::ModelInferRequest>(R"(
       model_name: "lsh_attention"
-      inputs { name: "QK" datatype: "FP16" shape: [1, 1, 2, 1] }
+      inputs { name: "Q" datatype: "FP16" shape: [1, 1, 2, 1] }
       inputs { name: "nonpad_kv_seqlen" datatype: "INT64" shape: [1] }
       raw_input_contents: ["qqqq", "aaaaaaaa"]
       parameters { key: "form" value { string_param: "simple" } }

@@ -317,7 +317,7 @@ TEST_F(ServedClientTest, AttendsToWhatHashesAlike) {
   const std::vector<float> q = {9, -9, 9, -9, 9, -9, 9, -9}, v = {0, 1, 2, 3, 4, 5, 6, 7},
                            rotation = {1};
   ModelCall call{.model = "lsh_attention",
-                 .inputs = {{"QK", View<float>({1, 1, 8, 1}, q)},
+                 .inputs = {{"Q", View<float>({1, 1, 8, 1}, q)},
                             {"V", View<float>({1, 1, 8, 1}, v)},
                             {"rotations", View<float>({1, 1, 1, 1}, rotation)}},
                  .parameters = {{"num_buckets", 2}, {"chunk_length", 4}, {"chunks_before", 0}},

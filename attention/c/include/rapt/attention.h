@@ -448,7 +448,7 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
  * are sorted by their bucket and position and cut into chunks, and a chunk sees itself and its
  * neighbours.
  *
- *     QK                  [B, H, S, D]: queries and keys; of the simple form queries
+ *     Q                   [B, H, S, D]: queries; of the Reformer's form also keys
  *     V                   [B, H, S, Dv]
  *     K                   of the simple form: keys, [B, H, S, D]
  *     rotations           instead of seed: [1 or H, D, num_hashes, num_buckets / 2], of the simple

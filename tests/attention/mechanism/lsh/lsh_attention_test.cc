@@ -561,31 +561,31 @@ constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 constexpr Case kSimpleForm{.form = LshForm::kSimple};
 
 TEST(LshAttentionTest, NamesATensorThatIsInvalid) {
-  EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kQ].reset(); }), "QK is missing");
+  EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kQ].reset(); }), "Q is missing");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kV].reset(); }), "V is missing");
-  EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kQ].reset(); }, kSimpleForm), "QK is missing");
+  EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kQ].reset(); }, kSimpleForm), "Q is missing");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kK].reset(); }, kSimpleForm),
             "K is missing; form 'simple' needs it");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kK] = c.inputs[Role::kQ]; }),
-            "K is given; in form 'reformer' QK is queries and keys");
+            "K is given; in form 'reformer' the queries Q are the keys");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kQ]->dtype = DType::kInt32; }),
-            "QK has type INT32; it must be FP32, FP16, BF16 or FP64");
+            "Q has type INT32; it must be FP32, FP16, BF16 or FP64");
   for (const Shape& shape : {Shape{2, 48, 8}, Shape{2, 2, 48, 0}}) {
     EXPECT_THAT(ErrorOf([&](Call& c) { c.inputs[Role::kQ]->shape = shape; }),
                 HasSubstr("; it must be [B, H, S, D] with D at least 1"));
   }
   EXPECT_THAT(ErrorOf([](Call& c) { c.inputs[Role::kQ]->shape[0] = -1; }),
-              HasSubstr("QK has shape [-1, 2, 48, 8]; no axis may be negative"));
+              HasSubstr("Q has shape [-1, 2, 48, 8]; no axis may be negative"));
   EXPECT_THAT(ErrorOf([](Call& c) { c.inputs[Role::kQ]->shape[2] = kHuge; }),
               HasSubstr("its size overflows 64 bits"));
   EXPECT_EQ(ErrorOf([](Call& c) {
               c.inputs[Role::kQ]->shape = {1, 1, int64_t{1} << 31, 1};
             }),
-            "the length of QK is 2147483648; it must be at most 2147483647");
+            "the length of Q is 2147483648; it must be at most 2147483647");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kK]->shape[2] = 47; }, kSimpleForm),
-            "K is FP32 [2, 2, 47, 8]; it must be as QK, FP32 [2, 2, 48, 8]");
+            "K is FP32 [2, 2, 47, 8]; it must be as Q, FP32 [2, 2, 48, 8]");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[Role::kV]->dtype = DType::kFloat16; }),
-            "V has type FP16; it must have that of QK, FP32");
+            "V has type FP16; it must have that of Q, FP32");
   for (const Shape& shape : {Shape{2, 2, 47, 6}, Shape{2, 2, 48, 0}, Shape{2, 48, 6}}) {
     EXPECT_THAT(ErrorOf([&](Call& c) { c.inputs[Role::kV]->shape = shape; }),
                 HasSubstr("; it must be [2, 2, 48, Dv] with Dv at least 1"));
