@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "attention/attribute_value.h"
 #include "attention/roles.h"
 #include "attention/tensor_operator.h"
 #include "rapt/choices.h"
@@ -86,9 +87,9 @@ const OperatorSchema* FindOperator(absl::string_view name);
 // "a whole number of 64 bits", "reformer or simple"
 std::string AllowedValues(const AttributeSchema& attribute);
 
-// Returns the value that `text` says: a number, "true", "false", "0" or "1", a type such as "FP16",
-// or one of the choices. InvalidArgument names the attribute, `text` and the allowed values.
-absl::StatusOr<AttributeValue> ParseValue(const AttributeSchema& attribute, absl::string_view text);
+// Returns the value as one of the attribute. InvalidArgument names the attribute, `given` and the
+// allowed values.
+absl::StatusOr<AttributeValue> ReadValue(const AttributeSchema& attribute, const GivenValue& given);
 
 // --- Rows of the tables ---
 

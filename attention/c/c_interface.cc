@@ -591,35 +591,13 @@ absl::Status SetInput(rapt_call* call, const char* name, int32_t dtype, int32_t 
   return absl::OkStatus();
 }
 
-// `parse` returns the value of the attribute.
-template <typename Parse>
-absl::Status SetAttribute(rapt_call* call, const char* name, Parse parse) {
+absl::Status SetAttribute(rapt_call* call, const char* name, const rapt::GivenValue& given) {
   RAPT_RETURN_IF_ERROR(CheckNotNull({{"call", call}}));
   RAPT_ASSIGN_OR_RETURN(const rapt::AttributeSchema* attribute,
                         FindRow(call->schema, "attribute", call->schema.attributes, name));
-  RAPT_ASSIGN_OR_RETURN(const rapt::AttributeValue value, parse(*attribute));
+  RAPT_ASSIGN_OR_RETURN(const rapt::AttributeValue value, ReadValue(*attribute, given));
   attribute->set(*call->call, value);
   return absl::OkStatus();
-}
-
-template <typename Number>
-absl::Status WrongNumber(const rapt::AttributeSchema& attribute, Number value) {
-  return Invalid(attribute.name, " is ", value, "; it must be ", AllowedValues(attribute));
-}
-
-absl::StatusOr<rapt::AttributeValue> ValueOf(const rapt::AttributeSchema& attribute, double value) {
-  if (std::holds_alternative<double>(attribute.kind)) return rapt::AttributeValue(value);
-  return WrongNumber(attribute, value);
-}
-
-absl::StatusOr<rapt::AttributeValue> ValueOf(const rapt::AttributeSchema& attribute,
-                                             int64_t value) {
-  const auto is = [&](auto kind) { return std::holds_alternative<decltype(kind)>(attribute.kind); };
-  if (is(int64_t{})) return rapt::AttributeValue(value);
-  if (is(double{})) return rapt::AttributeValue(static_cast<double>(value));
-  if (is(uint64_t{}) && value >= 0) return rapt::AttributeValue(static_cast<uint64_t>(value));
-  if (is(bool{}) && (value == 0 || value == 1)) return rapt::AttributeValue(value == 1);
-  return WrongNumber(attribute, value);
 }
 
 absl::Status WantOutput(rapt_call* call, const char* name) {
@@ -772,29 +750,19 @@ rapt_code rapt_call_set_input(rapt_call* call, const char* name, int32_t dtype, 
 
 rapt_code rapt_call_set_integer(rapt_call* call, const char* name, int64_t value, char* message,
                                 size_t message_bytes) {
-  return Guarded({message, message_bytes}, [&] {
-    return SetAttribute(call, name, [&](const rapt::AttributeSchema& attribute) {
-      return ValueOf(attribute, value);
-    });
-  });
+  return Guarded({message, message_bytes}, [&] { return SetAttribute(call, name, value); });
 }
 
 rapt_code rapt_call_set_number(rapt_call* call, const char* name, double value, char* message,
                                size_t message_bytes) {
-  return Guarded({message, message_bytes}, [&] {
-    return SetAttribute(call, name, [&](const rapt::AttributeSchema& attribute) {
-      return ValueOf(attribute, value);
-    });
-  });
+  return Guarded({message, message_bytes}, [&] { return SetAttribute(call, name, value); });
 }
 
 rapt_code rapt_call_set_text(rapt_call* call, const char* name, const char* value, char* message,
                              size_t message_bytes) {
   return Guarded({message, message_bytes}, [&]() -> absl::Status {
     RAPT_RETURN_IF_ERROR(CheckNotNull({{"value", value}}));
-    return SetAttribute(call, name, [&](const rapt::AttributeSchema& attribute) {
-      return ParseValue(attribute, value);
-    });
+    return SetAttribute(call, name, absl::string_view(value));
   });
 }
 

@@ -109,7 +109,8 @@ Flag OperatorFlags::AttributeFlag(const AttributeSchema& attribute) {
   const FlagReader read = [this, &attribute](std::string_view flag,
                                              const std::string& text) -> absl::Status {
     const bool is_type = std::holds_alternative<DType>(attribute.kind);
-    const auto value = ParseValue(attribute, is_type ? absl::AsciiStrToUpper(text) : text);
+    const std::string given = is_type ? absl::AsciiStrToUpper(text) : text;
+    const auto value = ReadValue(attribute, GivenValue(given));
     if (!value.ok()) {
       return Invalid(Absl(flag), " is '", text, "'; it takes ", AllowedValues(attribute));
     }

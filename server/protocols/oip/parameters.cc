@@ -1,14 +1,12 @@
 #include "server/protocols/oip/parameters.h"
 
 #include <algorithm>
-#include <limits>
 #include <type_traits>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -21,93 +19,37 @@ namespace {
 
 using inference::InferParameter;
 
-std::string ValueText(const InferParameter& value) {
+// Returns nullopt if it is not set.
+std::optional<GivenValue> GivenOf(const InferParameter& value) {
   switch (value.parameter_choice_case()) {
     case InferParameter::kBoolParam:
-      return value.bool_param() ? "true" : "false";
+      return value.bool_param();
     case InferParameter::kInt64Param:
-      return absl::StrCat(value.int64_param());
+      return int64_t{value.int64_param()};
     case InferParameter::kStringParam:
-      return absl::StrCat("'", value.string_param(), "'");
+      return absl::string_view(value.string_param());
     case InferParameter::kDoubleParam:
-      return absl::StrCat(value.double_param());
+      return value.double_param();
     case InferParameter::kUint64Param:
-      return absl::StrCat(value.uint64_param());
+      return uint64_t{value.uint64_param()};
     case InferParameter::PARAMETER_CHOICE_NOT_SET:
-      return "not set";
+      break;
   }
-  return "of an unknown kind";
+  return std::nullopt;
 }
 
 absl::Status WrongValue(absl::string_view name, const InferParameter& value,
                         absl::string_view allowed) {
-  return Invalid("parameter ", name, " is ", ValueText(value), "; it must be ", allowed);
+  const std::optional<GivenValue> given = GivenOf(value);
+  return Invalid("parameter ", name, " is ", given ? ToString(*given) : "not set", "; it must be ",
+                 allowed);
 }
 
-absl::Status Read(absl::string_view name, const InferParameter& value, int64_t& out) {
-  switch (value.parameter_choice_case()) {
-    case InferParameter::kInt64Param:
-      out = value.int64_param();
-      return absl::OkStatus();
-    case InferParameter::kUint64Param:
-      if (value.uint64_param() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) break;
-      out = static_cast<int64_t>(value.uint64_param());
-      return absl::OkStatus();
-    case InferParameter::kStringParam:
-      if (absl::SimpleAtoi(value.string_param(), &out)) return absl::OkStatus();
-      break;
-    default:
-      break;
-  }
-  return WrongValue(name, value, "a 64-bit integer");
-}
-
-absl::Status Read(absl::string_view name, const InferParameter& value, uint64_t& out) {
-  if (value.has_uint64_param()) {
-    out = value.uint64_param();
-    return absl::OkStatus();
-  }
-  if (value.has_int64_param() && value.int64_param() >= 0) {
-    out = static_cast<uint64_t>(value.int64_param());
-    return absl::OkStatus();
-  }
-  if (value.has_string_param() && absl::SimpleAtoi(value.string_param(), &out)) {
-    return absl::OkStatus();
-  }
-  return WrongValue(name, value, "an integer from 0 to 2^64 - 1");
-}
-
-absl::Status Read(absl::string_view name, const InferParameter& value, double& out) {
-  switch (value.parameter_choice_case()) {
-    case InferParameter::kDoubleParam:
-      out = value.double_param();
-      return absl::OkStatus();
-    case InferParameter::kInt64Param:
-      out = static_cast<double>(value.int64_param());
-      return absl::OkStatus();
-    case InferParameter::kUint64Param:
-      out = static_cast<double>(value.uint64_param());
-      return absl::OkStatus();
-    case InferParameter::kStringParam:
-      if (absl::SimpleAtod(value.string_param(), &out)) return absl::OkStatus();
-      break;
-    default:
-      break;
-  }
-  return WrongValue(name, value, "a number");
-}
-
-absl::Status Read(absl::string_view name, const InferParameter& value, bool& out) {
-  if (value.parameter_choice_case() == InferParameter::kBoolParam) {
-    out = value.bool_param();
-    return absl::OkStatus();
-  }
-  int64_t number;
-  if (!Read(name, value, number).ok() || number < 0 || number > 1) {
-    return WrongValue(name, value, "a bool, 0 or 1");
-  }
-  out = number == 1;
-  return absl::OkStatus();
+template <typename T>
+absl::Status Read(absl::string_view name, const InferParameter& value, T& out) {
+  const std::optional<GivenValue> given = GivenOf(value);
+  if (given && ReadValue(*given, out)) return absl::OkStatus();
+  return WrongValue(name, value, kAllowedValues<T>);
 }
 
 template <typename T>
@@ -119,11 +61,12 @@ absl::Status Read(absl::string_view name, const InferParameter& value, std::opti
 template <typename Enum>
 absl::Status ReadName(absl::string_view name, const InferParameter& value,
                       absl::Span<const absl::string_view> names, Enum& out) {
-  const auto choice = std::find(names.begin(), names.end(), value.string_param());
-  if (!value.has_string_param() || choice == names.end()) {
-    return WrongValue(name, value, absl::StrJoin(names, " or "));
+  const std::optional<GivenValue> given = GivenOf(value);
+  uint8_t choice = 0;
+  if (!given || !ReadValue(*given, names, choice)) {
+    return WrongValue(name, value, AllowedValues(names));
   }
-  out = static_cast<Enum>(choice - names.begin());
+  out = static_cast<Enum>(choice);
   return absl::OkStatus();
 }
 
@@ -138,22 +81,11 @@ absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value
   return absl::OkStatus();
 }
 
-absl::Status ReadFloatType(absl::string_view name, const InferParameter& value, DType& out) {
-  int64_t code = 0;
-  RAPT_RETURN_IF_ERROR(Read(name, value, code));
-  for (const DTypeInfo& info : kDTypes) {
-    if (info.onnx != code || !info.is_float) continue;
-    out = info.dtype;
-    return absl::OkStatus();
-  }
-  return WrongValue(name, value, "1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16)");
-}
-
 // Types narrower than FP32 are accepted and computed in FP32.
 absl::Status ReadSoftmaxPrecision(absl::string_view name, const InferParameter& value,
                                   bool& in_fp64) {
   DType type = DType::kFloat32;
-  absl::Status status = ReadFloatType(name, value, type);
+  absl::Status status = Read(name, value, type);
   in_fp64 = type == DType::kFloat64;
   return status;
 }
@@ -264,8 +196,6 @@ bool ReadOf(const ParameterReader& parameter, const OperatorSchema& schema, Sche
                          using Type = std::decay_t<decltype(out)>;
                          if constexpr (std::is_same_v<Type, uint8_t>) {
                            return parameter.Is(attribute.name, attribute.choices, out);
-                         } else if constexpr (std::is_same_v<Type, DType>) {
-                           return parameter.IsBy(ReadFloatType, attribute.name, out);
                          } else {
                            return parameter.Is(attribute.name, out);
                          }

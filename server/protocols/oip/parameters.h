@@ -53,8 +53,7 @@ bool IsIgnoredParameter(absl::string_view name);
 
 // Sets the attributes of the model's call and returns the other parameters. InvalidArgument, naming
 // the parameter, for an unknown one, with those that there are, and for a value of the wrong kind.
-// Accepts an integer as int64, uint64 or decimal string, a real number as double, integer or
-// decimal string, and a bool as bool, 0 or 1.
+// Accepts what ReadValue() does.
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, Calls& calls);
 
 // Reads the parameters of a tensor in shared memory. Returns nullopt if it has none of them; it may

@@ -164,7 +164,7 @@ std::shared_ptr<const TensorOperator> OperatorOf(const Case& c) {
   }
   for (const auto& [name, text] : c.attributes) {
     const AttributeSchema& attribute = RowOf(schema.attributes, name);
-    attribute.set(*call, ParseValue(attribute, text).value());
+    attribute.set(*call, ReadValue(attribute, GivenValue(text)).value());
   }
   for (const std::string& name : c.wants) {
     const TensorSchema& output = RowOf(schema.outputs, name);

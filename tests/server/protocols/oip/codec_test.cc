@@ -1124,7 +1124,7 @@ const Refusal kRefusals[] = {
     {"SeedNegative",
      [](auto& m) { Parameter(m, "dropout_seed").set_int64_param(-1); },
      kInvalid,
-     {"dropout_seed is -1; it must be an integer from 0 to 2^64 - 1"}},
+     {"dropout_seed is -1; it must be a whole number of at least 0"}},
     {"TimeoutNegative",
      [](auto& m) { Parameter(m, "timeout").set_int64_param(-1); },
      kInvalid,
