@@ -70,7 +70,8 @@ struct AttributeSchema {
 
 struct OperatorSchema {
   absl::string_view name;
-  absl::string_view help;  // a sentence
+  absl::string_view method;  // of rapt.v1.AttentionService
+  absl::string_view help;    // a sentence
   absl::Span<const TensorSchema> inputs, outputs;
   absl::Span<const AttributeSchema> attributes;
   std::unique_ptr<SchemaCall> (*new_call)();

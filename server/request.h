@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "attention/backend.h"
 #include "attention/operator.h"
+#include "attention/operator_schema.h"
 #include "attention/tensor_operator.h"
 #include "base/clock.h"
 #include "base/device_memory.h"
@@ -88,55 +89,50 @@ inline uint64_t PriorityLevel(uint64_t priority) {
 
 struct CallerMemory;  // of server/admission
 
-// The models. Each layer of the repository is a model of its own.
+// What a model computes. Each operator of the tables, and each layer of the repository, is a model
+// of its own.
 enum class Model : uint8_t {
   kAttention,
   kAttentionBackward,
-  kRotaryEmbedding,
-  kPositionalEncoding,
-  kLinearAttention,
-  kLshAttention,
   kAttentionSession,
+  kOperator,
   kLayer,
 };
-inline constexpr size_t kBuiltInModels = 7;  // those before kLayer
-
-// Returns the name of a built-in model in the Open Inference Protocol.
-constexpr absl::string_view NameOf(Model model) {
-  switch (model) {
-    case Model::kAttention:
-      return "attention";
-    case Model::kAttentionBackward:
-      return "attention_backward";
-    case Model::kRotaryEmbedding:
-      return "rotary_embedding";
-    case Model::kPositionalEncoding:
-      return "positional_encoding";
-    case Model::kLinearAttention:
-      return "linear_attention";
-    case Model::kLshAttention:
-      return "lsh_attention";
-    case Model::kAttentionSession:
-      return "attention_session";
-    case Model::kLayer:
-      return "layer";
-  }
-  return "?";
-}
 
 // A model as statistics and metrics count it.
 struct ModelId {
   ModelId() = default;
+  // REQUIRES: neither kOperator nor kLayer.
   ModelId(Model kind) : kind(kind) {}  // NOLINT(google-explicit-constructor)
+  explicit ModelId(const OperatorSchema& schema) : kind(Model::kOperator), schema(&schema) {}
   explicit ModelId(std::shared_ptr<const std::string> layer)
       : kind(Model::kLayer), layer(std::move(layer)) {}
 
-  absl::string_view name() const { return layer == nullptr ? NameOf(kind) : *layer; }
   bool operator==(Model model) const { return kind == model; }
 
+  // Its name in the Open Inference Protocol.
+  absl::string_view name() const {
+    if (layer != nullptr) return *layer;
+    if (schema != nullptr) return schema->name;
+    constexpr absl::string_view kNames[] = {"attention", "attention_backward", "attention_session"};
+    return kNames[static_cast<size_t>(kind)];
+  }
+
   Model kind = Model::kAttention;
+  const OperatorSchema* schema = nullptr;    // of an operator
   std::shared_ptr<const std::string> layer;  // the name of a layer
 };
+
+// The models but layers, in the order in which they are listed.
+inline const std::vector<ModelId>& BuiltInModels() {
+  static const auto* const kModels = [] {
+    auto* models = new std::vector<ModelId>{Model::kAttention, Model::kAttentionBackward};
+    for (const OperatorSchema* schema : OperatorSchemas()) models->emplace_back(*schema);
+    models->emplace_back(Model::kAttentionSession);
+    return models;
+  }();
+  return *kModels;
+}
 
 // Whether the model's calls have an attention problem, or its backward pass.
 inline bool IsAttention(const ModelId& model) {

@@ -343,9 +343,7 @@ std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Cloc
 std::unique_ptr<ModelRepository> RepositoryOf(const Options& options, AdmissionGate& gate) {
   if (options.model_repository.empty()) return nullptr;
   std::vector<std::string> reserved = {kOtherModels};
-  for (size_t i = 0; i < kBuiltInModels; ++i) {
-    reserved.emplace_back(NameOf(static_cast<Model>(i)));
-  }
+  for (const ModelId& model : BuiltInModels()) reserved.emplace_back(model.name());
   return std::make_unique<ModelRepository>(
       ModelRepository::Options{.folder = options.model_repository,
                                .reserved = std::move(reserved),

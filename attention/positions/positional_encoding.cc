@@ -123,6 +123,7 @@ constexpr AttributeSchema kPositionalAttributes[] = {AttributeOf<&PositionalEnco
 
 const OperatorSchema kPositionalEncoding = {
     "positional_encoding",
+    "EncodePositions",
     "Adds an encoding of the positions to X: sines and cosines, or the rows of a table.",
     kPositionalInputs,
     kPositionalOutputs,

@@ -172,6 +172,7 @@ constexpr AttributeSchema kRotaryAttributes[] = {
 }  // namespace
 
 const OperatorSchema kRotaryEmbedding = {"rotary_embedding",
+                                         "RotaryEmbed",
                                          "The ONNX operator RotaryEmbedding: rotates X by the "
                                          "angles of its positions, as attention does with Q and K.",
                                          kRotaryInputs,

@@ -26,7 +26,7 @@ std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits
       std::chrono::duration<double>(std::min(seconds, 1e6)));
 }
 
-absl::Status GivesWay(absl::string_view what) {
+absl::Status Yielded(absl::string_view what) {
   return Reject(Rejection::kCallerShare, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the ", what, " was slow while other callers waited for memory and ",
                              "this caller held more than its fair share"));
@@ -116,27 +116,27 @@ absl::Status Call::CheckMessageSize(int64_t bytes) const {
 
 void Call::BeginReceiving(int64_t bytes, AdmissionGate::Shares held, Alarm& alarm) {
   receive_began_ = Now();
-  receive_wait_ =
-      WaitForPeer(held, AdmissionGate::kSilentTime, receive_pace_, receive_gives_way_, alarm);
+  receive_wait_ = WaitForPeer(held, AdmissionGate::kSilentTime, receive_pace_,
+                              receive_yields_to_waiters_, alarm);
   receive_end_ =
       std::min(deadline_, receive_began_ + kReceiveGrace + SlowestTransfer(bytes, limits()));
 }
 
 void Call::EndReceiving() {
   receive_wait_ = {};
-  receive_gives_way_ = false;
+  receive_yields_to_waiters_ = false;
   AddTimeSince(receive_began_, Stage::kReceive);
 }
 
 AdmissionGate::PeerWait Call::WaitForPeer(AdmissionGate::Shares held,
                                           std::chrono::nanoseconds patience,
-                                          AdmissionGate::PeerPace& pace,
-                                          std::atomic<bool>& gives_way, Alarm& alarm) {
+                                          AdmissionGate::PeerPace& pace, std::atomic<bool>& yields,
+                                          Alarm& alarm) {
   if (caller_memory_ == nullptr) return {};
   const Instant now = Now();
   pace.Begin(now);
-  const auto end = [&gives_way, &alarm] {
-    gives_way = true;
+  const auto end = [&yields, &alarm] {
+    yields = true;
     alarm.SetNoLaterThan(Instant::min());
   };
   return engine().WaitForPeer(caller_memory_, held, now + patience, end,
@@ -153,7 +153,7 @@ void Call::EndWaits() {
 }
 
 absl::Status Call::SlowSender(absl::string_view what) const {
-  if (receive_gives_way_) return GivesWay(what);
+  if (receive_yields_to_waiters_) return Yielded(what);
   return Reject(Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the ", what, " arrived slower than ",
                              limits().min_receive_bytes_per_second, " bytes/s"));
@@ -165,17 +165,17 @@ void Call::BeginSending(int64_t bytes, Instant deadline, AdmissionGate::Shares h
   send_deadline_ = deadline;
   send_end_ = std::min(deadline, send_began_ + kSendGrace + SlowestTransfer(bytes, limits()));
   send_wait_ = WaitForPeer(held, keeps_pace_ ? AdmissionGate::kSilentTime : kSendGrace, send_pace_,
-                           send_gives_way_, alarm);
+                           send_yields_to_waiters_, alarm);
 }
 
 void Call::EndSending() {
   send_wait_ = {};
-  send_gives_way_ = false;
+  send_yields_to_waiters_ = false;
   AddTimeSince(send_began_, Stage::kSend);
 }
 
 absl::Status Call::NotSent() const {
-  if (send_gives_way_) return GivesWay("reader of the response");
+  if (send_yields_to_waiters_) return Yielded("reader of the response");
   if (Now() < send_end_) return absl::CancelledError("the caller cancelled the call");
   if (send_end_ == send_deadline_) {
     return absl::DeadlineExceededError("the deadline passed while the response was sent");

@@ -155,7 +155,7 @@ class Call {
   // Call when `bytes` of it have arrived.
   void NoteReceived(int64_t bytes) { Advance(receive_pace_, bytes); }
   void EndReceiving();
-  Instant receive_end() const { return receive_gives_way_ ? Instant::min() : receive_end_; }
+  Instant receive_end() const { return receive_yields_to_waiters_ ? Instant::min() : receive_end_; }
   // Returns the status that rejects the slow sender of `what`.
   absl::Status SlowSender(absl::string_view what) const;
 
@@ -165,7 +165,7 @@ class Call {
   // Call when the transport has accepted `bytes`.
   void NoteSent(int64_t bytes) { Advance(send_pace_, bytes); }
   void EndSending();
-  Instant send_end() const { return send_gives_way_ ? Instant::min() : send_end_; }
+  Instant send_end() const { return send_yields_to_waiters_ ? Instant::min() : send_end_; }
   // Call before the alarms of BeginReceiving() and BeginSending() are destroyed.
   void EndWaits();
   // Returns the status of a response that was not sent: ResourceExhausted if sending took until
@@ -191,7 +191,7 @@ class Call {
 
  private:
   AdmissionGate::PeerWait WaitForPeer(AdmissionGate::Shares held, std::chrono::nanoseconds patience,
-                                      AdmissionGate::PeerPace& pace, std::atomic<bool>& gives_way,
+                                      AdmissionGate::PeerPace& pace, std::atomic<bool>& yields,
                                       Alarm& alarm);
   void Advance(AdmissionGate::PeerPace& pace, int64_t bytes);
   OpenCalls& places() const {
@@ -203,8 +203,8 @@ class Call {
   const MethodTraits traits_;
   std::string caller_;  // empty unless counted as open
   std::shared_ptr<CallerMemory> caller_memory_;
-  std::atomic<bool> receive_gives_way_{false};  // to callers that wait for memory
-  std::atomic<bool> send_gives_way_{false};
+  std::atomic<bool> receive_yields_to_waiters_{false};
+  std::atomic<bool> send_yields_to_waiters_{false};
   AdmissionGate::PeerPace receive_pace_, send_pace_;
   bool keeps_pace_ = false;
   AdmissionGate::PeerWait receive_wait_, send_wait_;

@@ -1,12 +1,13 @@
 #ifndef RAPT_SERVER_CALLS_PER_MODEL_H_
 #define RAPT_SERVER_CALLS_PER_MODEL_H_
 
-#include <array>
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -35,7 +36,7 @@ class PerModel {
 
   // The reference stays valid.
   T& operator[](const ModelId& model) {
-    if (model.kind != Model::kLayer) return built_in_[static_cast<size_t>(model.kind)];
+    if (model.kind != Model::kLayer) return built_in_[IndexOf(model)];
     MutexLock lock(mutex_);
     if (const auto known = layers_.find(model.name()); known != layers_.end()) return known->second;
     const size_t layers = layers_.size() - layers_.count(kOtherModels);
@@ -44,13 +45,22 @@ class PerModel {
 
   // Visits every built-in model, and the layers by name.
   void ForEach(absl::FunctionRef<void(absl::string_view name, const T& value)> visit) const {
-    for (size_t i = 0; i < kBuiltInModels; ++i) visit(NameOf(static_cast<Model>(i)), built_in_[i]);
+    for (const ModelId& model : BuiltInModels()) visit(model.name(), built_in_[IndexOf(model)]);
     MutexLock lock(mutex_);
     for (const auto& [name, value] : layers_) visit(name, value);
   }
 
  private:
-  std::array<T, kBuiltInModels> built_in_;
+  // In the order of BuiltInModels().
+  static size_t IndexOf(const ModelId& model) {
+    const std::vector<ModelId>& all = BuiltInModels();
+    const auto found = std::find_if(all.begin(), all.end(), [&](const ModelId& other) {
+      return other.kind == model.kind && other.schema == model.schema;
+    });
+    return static_cast<size_t>(found - all.begin());
+  }
+
+  std::vector<T> built_in_ = std::vector<T>(BuiltInModels().size());
   mutable Mutex mutex_;
   std::map<std::string, T, std::less<>> layers_ ABSL_GUARDED_BY(mutex_);
 };

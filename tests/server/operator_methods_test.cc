@@ -43,10 +43,9 @@ std::set<std::string> FieldNames(const pb::Message& message) {
 }
 
 TEST(OperatorMessagesTest, HaveTheNamesOfTheTableAndNoOthers) {
-  ASSERT_EQ(native::OperatorMethods().size(), OperatorSchemas().size());
-  for (const native::OperatorMethod& method : native::OperatorMethods()) {
-    SCOPED_TRACE(method.name);
-    const OperatorSchema& schema = method.codec.schema();
+  for (const native::OperatorCodec& codec : native::OperatorCodecs()) {
+    const OperatorSchema& schema = codec.schema();
+    SCOPED_TRACE(schema.name);
     std::set<std::string> request = {"priority"};
     std::set<std::string> response = {"backend", "plan", "timing"};
     for (const TensorSchema& input : schema.inputs) request.insert(FieldName(input.name));
@@ -57,16 +56,16 @@ TEST(OperatorMessagesTest, HaveTheNamesOfTheTableAndNoOthers) {
       response.insert(FieldName(output.name));
       if (output.want != nullptr) request.insert(absl::StrCat("want_", output.name));
     }
-    EXPECT_EQ(FieldNames(method.codec.request()), request);
-    EXPECT_EQ(FieldNames(method.codec.response()), response);
+    EXPECT_EQ(FieldNames(codec.request()), request);
+    EXPECT_EQ(FieldNames(codec.response()), response);
   }
 }
 
 TEST(OperatorMessagesTest, NameChoicesAsTheTableDoes) {
-  for (const native::OperatorMethod& method : native::OperatorMethods()) {
-    for (const AttributeSchema& attribute : method.codec.schema().attributes) {
+  for (const native::OperatorCodec& codec : native::OperatorCodecs()) {
+    for (const AttributeSchema& attribute : codec.schema().attributes) {
       for (size_t n = 0; n < attribute.choices.size(); ++n) {
-        const auto& type = *method.codec.request()
+        const auto& type = *codec.request()
                                 .GetDescriptor()
                                 ->FindFieldByName(std::string(attribute.name))
                                 ->enum_type();

@@ -674,6 +674,7 @@ constexpr AttributeSchema kLinearAttributes[] = {
 
 const OperatorSchema kLinearAttention = {
     "linear_attention",
+    "LinearAttend",
     "Linear attention, the ONNX operator LinearAttention: a state instead of keys.",
     kLinearInputs,
     kLinearOutputs,

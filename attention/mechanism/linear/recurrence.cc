@@ -56,11 +56,11 @@ class Recurrence {
     for (int64_t t = 0; t < t_.tokens; ++t) {
       if (!PassCheckpoint()) return false;
       Update(t);
-      if (t_.is_causal) Answer(t);
+      if (t_.is_causal) ComputeOutput(t);
     }
     for (int64_t t = 0; t < t_.tokens && !t_.is_causal; ++t) {
       if (!PassCheckpoint()) return false;
-      Answer(t);
+      ComputeOutput(t);
     }
     std::fill(row_.begin(), row_.end(), 0);
     for (int64_t t = t_.tokens; t < t_.length; ++t) {
@@ -202,7 +202,7 @@ class Recurrence {
     }
   }
 
-  void Answer(int64_t t) {
+  void ComputeOutput(int64_t t) {
     for (int64_t h = 0; h < t_.group; ++h) {
       LoadFeatures(t_.query, t, h * t_.key_size);
       if (is_favor()) StabilizeQuery();

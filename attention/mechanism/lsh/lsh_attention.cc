@@ -242,8 +242,7 @@ absl::Status CheckMemory(const LshShape& s) {
 
 // K is of the simple form alone, so that tools which send every listed input could not call it.
 constexpr TensorSchema kLshInputs[] = {
-    Required(
-        TensorRow("Q", Role::kQ, 4, "[B, H, S, D]: queries; of form reformer also keys")),
+    Required(TensorRow("Q", Role::kQ, 4, "[B, H, S, D]: queries; of form reformer also keys")),
     Required(TensorRow("V", Role::kV, 4, "[B, H, S, Dv]")),
     {.name = "K",
      .role = Role::kK,
@@ -282,6 +281,7 @@ constexpr AttributeSchema kLshAttributes[] = {
 
 const OperatorSchema kLshAttention = {
     "lsh_attention",
+    "LshAttend",
     "Attention by locality-sensitive hashing (Reformer): chunks of tokens with like hashes see "
     "themselves and their neighbours.",
     kLshInputs,

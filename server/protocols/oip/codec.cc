@@ -428,10 +428,11 @@ void RequestOutputs(OutputRequests& all, Calls& calls) {
 }
 
 // Sets what the call computes.
-void RequestOutputs(Model model, const Parameters& parameters, OutputRequests& all, Calls& calls) {
+void RequestOutputs(const ModelId& model, const Parameters& parameters, OutputRequests& all,
+                    Calls& calls) {
   if (model == Model::kLayer) return RequestOutputs(all, calls);
-  if (calls.schema != nullptr) {
-    for (const TensorSchema& output : calls.schema->outputs) {
+  if (model == Model::kOperator) {
+    for (const TensorSchema& output : model.schema->outputs) {
       if (output.want != nullptr && Contains(all, output.role)) output.want(*calls.call);
     }
     return;
@@ -448,12 +449,11 @@ void RequestOutputs(Model model, const Parameters& parameters, OutputRequests& a
 }
 
 absl::Status Unavailable(const RequestedOutput& output, const ModelId& model) {
-  const OperatorSchema* const schema = FindOperator(NameOf(model.kind));
   return Invalid(
       "output ", output.name, " is requested; ",
-      schema == nullptr
+      model.schema == nullptr
           ? "there is none with v_head_size"
-          : absl::StrCat("it needs ", FindTensor(schema->outputs, output.name)->follows));
+          : absl::StrCat("it needs ", FindTensor(model.schema->outputs, output.name)->follows));
 }
 
 // Sets the shapes and destinations of the outputs. REQUIRES: the call is resolved.
@@ -479,10 +479,10 @@ absl::Status PlaceOutputs(const InferFields& fields, SharedTensors& shared_tenso
   return CheckResponseSize(in_message);
 }
 
-absl::StatusOr<SessionCall> MakeSession(const ModelInfo& model, const Residence& residence,
+absl::StatusOr<SessionCall> MakeSession(const ModelInfo& model, const ModelContext& context,
                                         Calls& calls, const InputMap<InputBytes>& inputs) {
   if (model.layer == nullptr) return MakeSessionCall(calls.session, calls.attention, inputs);
-  if (!residence.sequence_lease) {
+  if (!context.sequence_lease) {
     return absl::UnimplementedError("not supported: sequences need --kv_cache_bytes");
   }
   calls.layer.inputs = calls.attention.inputs;
@@ -491,9 +491,9 @@ absl::StatusOr<SessionCall> MakeSession(const ModelInfo& model, const Residence&
 
 // Reads a call of a sequence. Without queries it has no outputs.
 absl::Status ReadSession(const ModelInferRequest& message, const ModelInfo& model,
-                         const Residence& residence, Calls& calls, DecodedInfer& decoded) {
+                         const ModelContext& context, Calls& calls, DecodedInfer& decoded) {
   RAPT_ASSIGN_OR_RETURN(SessionCall session,
-                        MakeSession(model, residence, calls, decoded.request.inputs));
+                        MakeSession(model, context, calls, decoded.request.inputs));
   if (!session.attend.q.spec) {
     if (message.outputs_size() > 0) {
       return Invalid("output ", message.outputs(0).name(), " is requested; it needs input ",
@@ -536,16 +536,16 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
 }
 
 absl::Status Decode(std::shared_ptr<const InferFields> fields, const ModelInfo& info, Instant now,
-                    const SharedMemory& shared_memory, const Residence& residence,
+                    const SharedMemory& shared_memory, const ModelContext& context,
                     DecodedInfer& decoded) {
   const ModelInferRequest& message = fields->message;
   const ModelId& model = info.model;
-  Calls calls(model.kind);
+  Calls calls(model);
   RAPT_ASSIGN_OR_RETURN(const Parameters parameters,
-                        ReadParameters(message.parameters(), model.kind, calls));
+                        ReadParameters(message.parameters(), model, calls));
   RAPT_ASSIGN_OR_RETURN(OutputRequests requested, ReadOutputs(message, info));
   if (requested.empty()) requested = UsualOutputs(info, calls.attention);
-  RequestOutputs(model.kind, parameters, requested, calls);
+  RequestOutputs(model, parameters, requested, calls);
 
   decoded.model = decoded.request.model = model;
   for (const OutputRequest& output : requested) {
@@ -557,7 +557,7 @@ absl::Status Decode(std::shared_ptr<const InferFields> fields, const ModelInfo& 
   const bool is_session =
       model == Model::kAttentionSession || (model == Model::kLayer && calls.session.given());
   if (status.ok() && is_session) {
-    status = ReadSession(message, info, residence, calls, decoded);
+    status = ReadSession(message, info, context, calls, decoded);
     decoded.fields = std::move(fields);
     decoded.shared_tensors = std::make_unique<SharedTensors>(std::move(shared_tensors));
   } else if (status.ok()) {
@@ -578,24 +578,24 @@ const wire::MessageSchema& InferSchema() { return kInferSchema; }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory, ModelId* reported,
-                                         const Residence& residence, std::string* id) {
+                                         const ModelContext& context, std::string* id) {
   const auto fields = std::make_shared<Fields>();
   RAPT_RETURN_IF_ERROR(ReadFields(bytes, *fields));
   const ModelInferRequest& message = fields->message;
   if (id != nullptr) *id = message.id();
   RAPT_ASSIGN_OR_RETURN(const auto model,
-                        FindModel(message.model_name(), message.model_version(), residence));
+                        FindModel(message.model_name(), message.model_version(), context));
   if (reported != nullptr) *reported = model->model;
-  return DecodeInfer(fields, *model, now, shared_memory, residence);
+  return DecodeInfer(fields, *model, now, shared_memory, context);
 }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields,
                                          const ModelInfo& model, Instant now,
                                          const SharedMemory& shared_memory,
-                                         const Residence& residence) {
+                                         const ModelContext& context) {
   // In its place, because it is large.
   absl::StatusOr<DecodedInfer> decoded(absl::in_place);
-  absl::Status status = Decode(std::move(fields), model, now, shared_memory, residence, *decoded);
+  absl::Status status = Decode(std::move(fields), model, now, shared_memory, context, *decoded);
   if (!status.ok()) decoded = std::move(status);
   return decoded;
 }

@@ -54,14 +54,14 @@ const wire::MessageSchema& InferSchema();
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory,
                                          ModelId* reported = nullptr,
-                                         const Residence& residence = {},
+                                         const ModelContext& context = {},
                                          std::string* id = nullptr);
 
 // The same for a message whose fields another protocol has read, and whose model it has found.
 absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields,
                                          const ModelInfo& model, Instant now,
                                          const SharedMemory& shared_memory,
-                                         const Residence& residence);
+                                         const ModelContext& context);
 
 // Sets the request of a session to `started`, by CachedAttention::Start(), and its outputs.
 // Statuses as for DecodeInfer(). REQUIRES: decoded.session is set.

@@ -38,9 +38,8 @@ ModelInfo AttentionBackward() {
   return model;
 }
 
-ModelInfo Operator(Model model) {
-  const OperatorSchema& schema = *FindOperator(NameOf(model));
-  return {.model = model,
+ModelInfo Operator(const OperatorSchema& schema) {
+  return {.model = ModelId(schema),
           .inputs = {schema.inputs.begin(), schema.inputs.end()},
           .outputs = {schema.outputs.begin(), schema.outputs.end()}};
 }
@@ -51,6 +50,12 @@ ModelInfo AttentionSession() {
   model.inputs.front().required = false;
   for (Role role : {Role::kY, Role::kLse}) model.outputs.push_back(TensorOf(role));
   return model;
+}
+
+ModelInfo BuiltIn(const ModelId& model) {
+  if (model.schema != nullptr) return Operator(*model.schema);
+  if (model == Model::kAttentionSession) return AttentionSession();
+  return model == Model::kAttentionBackward ? AttentionBackward() : Attention();
 }
 
 // A pointer to a built-in model.
@@ -82,20 +87,20 @@ void Configure(const ModelTensor& tensor, TensorConfig& config) {
 }
 
 // Whether calls of the model are usually those of a sequence.
-bool HasSequences(const ModelInfo& model, const Residence& residence) {
+bool HasSequences(const ModelInfo& model, const ModelContext& context) {
   if (model.model == Model::kAttentionSession) return true;
-  return model.layer != nullptr && residence.sequence_lease && model.layer->config().is_causal &&
+  return model.layer != nullptr && context.sequence_lease && model.layer->config().is_causal &&
          CheckCache(*model.layer).ok();
 }
 
 // "'attention', 'a'", as Models() lists them.
-std::string KnownNames(const Residence& residence) {
+std::string KnownNames(const ModelContext& context) {
   std::vector<std::string> names;
-  for (const ModelInfo& model : BuiltInModels(residence)) {
+  for (const ModelInfo& model : BuiltInInfos(context)) {
     names.push_back(absl::StrCat("'", model.name(), "'"));
   }
-  if (residence.repository != nullptr) {
-    for (const ModelInfoPtr& layer : residence.repository->loaded()) {
+  if (context.repository != nullptr) {
+    for (const ModelInfoPtr& layer : context.repository->loaded()) {
       names.push_back(absl::StrCat("'", layer->name(), "'"));
     }
   }
@@ -104,39 +109,37 @@ std::string KnownNames(const Residence& residence) {
 
 }  // namespace
 
-absl::Span<const ModelInfo> BuiltInModels(const Residence& residence) {
-  static const auto* const models = new std::vector<ModelInfo>{Attention(),
-                                                               AttentionBackward(),
-                                                               Operator(Model::kRotaryEmbedding),
-                                                               Operator(Model::kPositionalEncoding),
-                                                               Operator(Model::kLinearAttention),
-                                                               Operator(Model::kLshAttention),
-                                                               AttentionSession()};
+absl::Span<const ModelInfo> BuiltInInfos(const ModelContext& context) {
+  static const auto* const models = [] {
+    auto* infos = new std::vector<ModelInfo>;
+    for (const ModelId& model : rapt::BuiltInModels()) infos->push_back(BuiltIn(model));
+    return infos;
+  }();
   absl::Span<const ModelInfo> all = *models;
-  if (!residence.sequence_lease) all.remove_suffix(1);
+  if (!context.sequence_lease) all.remove_suffix(1);
   return all;
 }
 
-std::vector<ModelInfoPtr> Models(const Residence& residence) {
+std::vector<ModelInfoPtr> Models(const ModelContext& context) {
   std::vector<ModelInfoPtr> models;
-  for (const ModelInfo& model : BuiltInModels(residence)) models.push_back(Unowned(model));
-  if (residence.repository == nullptr) return models;
-  for (ModelInfoPtr& layer : residence.repository->loaded()) models.push_back(std::move(layer));
+  for (const ModelInfo& model : BuiltInInfos(context)) models.push_back(Unowned(model));
+  if (context.repository == nullptr) return models;
+  for (ModelInfoPtr& layer : context.repository->loaded()) models.push_back(std::move(layer));
   return models;
 }
 
 absl::StatusOr<ModelInfoPtr> FindModel(absl::string_view name, absl::string_view version,
-                                       const Residence& residence) {
+                                       const ModelContext& context) {
   ModelInfoPtr found;
-  for (const ModelInfo& model : BuiltInModels(residence)) {
+  for (const ModelInfo& model : BuiltInInfos(context)) {
     if (model.name() == name) found = Unowned(model);
   }
-  if (found == nullptr && residence.repository != nullptr) {
-    found = residence.repository->Find(name);
+  if (found == nullptr && context.repository != nullptr) {
+    found = context.repository->Find(name);
   }
   if (found == nullptr) {
     return absl::NotFoundError(
-        absl::StrCat("unknown model '", name, "'; this server has ", KnownNames(residence)));
+        absl::StrCat("unknown model '", name, "'; this server has ", KnownNames(context)));
   }
   if (!version.empty() && version != kModelVersion) {
     return absl::NotFoundError(absl::StrCat("model '", name, "' has no version '", version,
@@ -159,7 +162,7 @@ inference::ModelMetadataResponse Describe(const ModelInfo& model) {
   return metadata;
 }
 
-inference::ModelConfig Configure(const ModelInfo& model, const Residence& residence) {
+inference::ModelConfig Configure(const ModelInfo& model, const ModelContext& context) {
   inference::ModelConfig config;
   config.set_name(std::string(model.name()));
   config.set_platform(kPlatform);
@@ -179,9 +182,9 @@ inference::ModelConfig Configure(const ModelInfo& model, const Residence& reside
     (*config.mutable_parameters())["is_causal"].set_string_value(
         model.layer->config().is_causal ? "true" : "false");
   }
-  if (HasSequences(model, residence)) {
+  if (HasSequences(model, context)) {
     const auto idle =
-        std::chrono::duration_cast<std::chrono::microseconds>(*residence.sequence_lease);
+        std::chrono::duration_cast<std::chrono::microseconds>(*context.sequence_lease);
     config.mutable_sequence_batching()->set_max_sequence_idle_microseconds(
         static_cast<uint64_t>(idle.count()));
   }

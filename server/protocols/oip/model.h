@@ -18,8 +18,8 @@ namespace rapt::oip {
 
 inline constexpr char kModelVersion[] = "1";
 
-// What a server keeps for its callers.
-struct Residence {
+// What decides which models a server has.
+struct ModelContext {
   // The time after which a sequence without calls ends. Absent: the server keeps no sequences, and
   // has no attention_session.
   std::optional<std::chrono::nanoseconds> sequence_lease = {};
@@ -27,20 +27,20 @@ struct Residence {
   const ModelRepository* repository = nullptr;
 };
 
-// The built-in models, in the order of the enumerators.
-absl::Span<const ModelInfo> BuiltInModels(const Residence& residence);
+// The built-in models, attention_session last.
+absl::Span<const ModelInfo> BuiltInInfos(const ModelContext& context);
 
 // These, and the layers that are loaded, by name.
-std::vector<ModelInfoPtr> Models(const Residence& residence);
+std::vector<ModelInfoPtr> Models(const ModelContext& context);
 
 // Returns NotFound for an unknown model or version; an empty version selects the only one.
 absl::StatusOr<ModelInfoPtr> FindModel(absl::string_view name, absl::string_view version,
-                                       const Residence& residence);
+                                       const ModelContext& context);
 
 inference::ModelMetadataResponse Describe(const ModelInfo& model);
 
 // The same tensors as a Triton model configuration. perf_analyzer reads both.
-inference::ModelConfig Configure(const ModelInfo& model, const Residence& residence);
+inference::ModelConfig Configure(const ModelInfo& model, const ModelContext& context);
 
 }  // namespace rapt::oip
 

@@ -251,18 +251,16 @@ bool ReadOfSession(const ParameterReader& parameter, Calls& calls) {
          parameter.Is("layers", calls.session.layers) || ReadOf(parameter, calls.session);
 }
 
-bool ReadOwn(const ParameterReader& parameter, Model model, Calls& calls, Parameters& parameters) {
-  switch (model) {
+bool ReadOwn(const ParameterReader& parameter, const ModelId& model, Calls& calls,
+             Parameters& parameters) {
+  switch (model.kind) {
     case Model::kAttention:
     case Model::kAttentionBackward:
-      return ReadOf(parameter, model, calls.attention, parameters);
-    case Model::kRotaryEmbedding:
-    case Model::kPositionalEncoding:
-    case Model::kLinearAttention:
-    case Model::kLshAttention:
-      return ReadOf(parameter, *calls.schema, *calls.call);
+      return ReadOf(parameter, model.kind, calls.attention, parameters);
     case Model::kAttentionSession:
       return ReadOfSession(parameter, calls);
+    case Model::kOperator:
+      return ReadOf(parameter, *model.schema, *calls.call);
     case Model::kLayer:
       return ReadOf(parameter, calls.layer.dropout) || ReadOf(parameter, calls.session) ||
              parameter.Is("is_causal", calls.layer.is_causal) ||
@@ -272,13 +270,15 @@ bool ReadOwn(const ParameterReader& parameter, Model model, Calls& calls, Parame
 }
 
 // The same with the parameters of every model.
-bool ReadAny(const ParameterReader& parameter, Model model, Calls& calls, Parameters& parameters) {
+bool ReadAny(const ParameterReader& parameter, const ModelId& model, Calls& calls,
+             Parameters& parameters) {
   return ReadOwn(parameter, model, calls, parameters) ||
          parameter.IsBy(ReadTimeout, "timeout", parameters.timeout) ||
          parameter.IsBy(ReadPriority, "priority", parameters.priority);
 }
 
-absl::Status UnknownParameter(absl::string_view name, const InferParameter& value, Model model) {
+absl::Status UnknownParameter(absl::string_view name, const InferParameter& value,
+                              const ModelId& model) {
   absl::Status unused;
   Calls calls(model);
   Parameters parameters;
@@ -299,7 +299,8 @@ bool IsIgnoredParameter(absl::string_view name) {
          absl::StartsWith(name, "triton_");
 }
 
-absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, Calls& calls) {
+absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, const ModelId& model,
+                                          Calls& calls) {
   Parameters parameters;
   for (const auto& [name, value] : map) {
     absl::Status status;

@@ -36,12 +36,11 @@ struct Parameters {
 
 // A call of each kind of model; a message has one of them. Their inputs are read into `attention`.
 struct Calls {
-  explicit Calls(Model model)
-      : schema(FindOperator(NameOf(model))), call(schema ? schema->new_call() : nullptr) {}
+  explicit Calls(const ModelId& model)
+      : call(model.schema != nullptr ? model.schema->new_call() : nullptr) {}
 
   OperatorCall attention;            // and of the backward pass
-  const OperatorSchema* schema;      // of another operator, or null
-  std::unique_ptr<SchemaCall> call;  // its call, or null
+  std::unique_ptr<SchemaCall> call;  // of another operator, or null
   LayerCall layer;
   bool average_attn_weights = false;  // of `layer`
   SessionParameters session;          // beside those of `attention` or `layer`
@@ -54,7 +53,8 @@ bool IsIgnoredParameter(absl::string_view name);
 // Sets the attributes of the model's call and returns the other parameters. InvalidArgument, naming
 // the parameter, for an unknown one, with those that there are, and for a value of the wrong kind.
 // Accepts what ReadValue() does.
-absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, Calls& calls);
+absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, const ModelId& model,
+                                          Calls& calls);
 
 // Reads the parameters of a tensor in shared memory. Returns nullopt if it has none of them; it may
 // have others, which clients add. `tensor` is its name for errors: "input Q". InvalidArgument as

@@ -159,7 +159,7 @@ absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
                                             const OperatorCall& read,
                                             const InputMap<InputBytes>& inputs) {
   RAPT_ASSIGN_OR_RETURN(cache::SequenceCall sequence,
-                        ReadSequence(parameters, NameOf(Model::kAttentionSession)));
+                        ReadSequence(parameters, ModelId(Model::kAttentionSession).name()));
   SessionCall call{.sequence = std::move(sequence)};
   cache::AttendCall& attend = call.attend;
   attend.q.name = "input Q";

@@ -62,33 +62,36 @@ bool Holds(const pb::FieldDescriptor& field, const AttributeSchema& attribute) {
          attribute.choices.size() == static_cast<size_t>(field.enum_type()->value_count());
 }
 
-template <typename In, typename Out>
-OperatorMethod MethodOf(absl::string_view name, Model model) {
-  return {name, {model, In::default_instance(), Out::default_instance(), EndOf<Out>}};
+// An empty request or response of the method.
+const pb::Message& PrototypeOf(const OperatorSchema& schema,
+                               const pb::Descriptor* (pb::MethodDescriptor::*type)() const) {
+  const pb::MethodDescriptor* const method = v1::LinearAttendRequest::descriptor()
+                                                 ->file()
+                                                 ->FindServiceByName("AttentionService")
+                                                 ->FindMethodByName(std::string(schema.method));
+  RAPT_CHECK(method != nullptr, "the service has the method of each operator");
+  return *pb::MessageFactory::generated_factory()->GetPrototype((method->*type)());
 }
 
 }  // namespace
 
-OperatorCodec::OperatorCodec(Model model, const pb::Message& request, const pb::Message& response,
-                             std::string (*end)(const Result&))
-    : model_(model),
-      schema_(*FindOperator(rapt::NameOf(model))),
-      request_(request),
-      response_(response),
-      end_(end) {
+OperatorCodec::OperatorCodec(const OperatorSchema& schema)
+    : schema_(schema),
+      request_(PrototypeOf(schema, &pb::MethodDescriptor::input_type)),
+      response_(PrototypeOf(schema, &pb::MethodDescriptor::output_type)) {
   for (const TensorSchema& input : schema_.inputs) {
-    inputs_.push_back({&input, FieldOf(request, input.name)});
+    inputs_.push_back({&input, FieldOf(request_, input.name)});
     if (input.role == Role::kKeyLengths) continue;
     payloads_.push_back({inputs_.back().field->number(), &TensorDataSchema()});
   }
   for (const AttributeSchema& attribute : schema_.attributes) {
-    attributes_.push_back({&attribute, FieldOf(request, attribute.name)});
+    attributes_.push_back({&attribute, FieldOf(request_, attribute.name)});
     RAPT_CHECK(Holds(*attributes_.back().field, attribute), "the field holds the attribute");
   }
   for (const TensorSchema& output : schema_.outputs) {
-    outputs_.push_back({&output, FieldOf(response, output.name)});
+    outputs_.push_back({&output, FieldOf(response_, output.name)});
     if (output.want == nullptr) continue;
-    wants_.push_back({&output, FieldOf(request, absl::StrCat("want_", output.name))});
+    wants_.push_back({&output, FieldOf(request_, absl::StrCat("want_", output.name))});
   }
 }
 
@@ -105,7 +108,7 @@ absl::StatusOr<OperatorCodec::Parsed> OperatorCodec::Parse(const MessageBytes& m
                         wire::Split(message.bytes, message.size, payloads()));
   Parsed parsed{.fields = std::unique_ptr<pb::Message>(request_.New()), .request = {}};
   RAPT_RETURN_IF_ERROR(ParseRequest(split.rest, *parsed.fields));
-  parsed.request.model = model_;
+  parsed.request.model = ModelId(schema_);
   for (const wire::Payload& payload : split.payloads) {
     for (const auto& [input, field] : inputs_) {
       if (field->number() != payload.path[0]) continue;
@@ -182,29 +185,38 @@ ResponseMessage OperatorCodec::Encode(const TensorOperator& op, RoleSet wanted,
     AppendTensor(field->number(), *op.outputs()[output->role], /*place=*/nullptr,
                  result.outputs[output->role], response);
   }
-  response.Append(end_(result));
+  response.Append(EndOf(result));
   response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }
 
-const std::vector<OperatorMethod>& OperatorMethods() {
-  static const auto* const kMethods = new std::vector<OperatorMethod>{
-      MethodOf<v1::LinearAttendRequest, v1::LinearAttendResponse>("LinearAttend",
-                                                                  Model::kLinearAttention),
-      MethodOf<v1::LshAttendRequest, v1::LshAttendResponse>("LshAttend", Model::kLshAttention),
-      MethodOf<v1::RotaryEmbedRequest, v1::RotaryEmbedResponse>("RotaryEmbed",
-                                                                Model::kRotaryEmbedding),
-      MethodOf<v1::EncodePositionsRequest, v1::EncodePositionsResponse>(
-          "EncodePositions", Model::kPositionalEncoding)};
-  return *kMethods;
+// The fields of a response that follow its tensors.
+std::string OperatorCodec::EndOf(const Result& result) const {
+  const std::unique_ptr<pb::Message> fields(response_.New());
+  const pb::Reflection& set = *fields->GetReflection();
+  set.SetString(fields.get(), FieldOf(response_, "backend"), NamesOf(result.routing));
+  set.SetString(fields.get(), FieldOf(response_, "plan"), result.plan);
+  WriteTiming(
+      result.queue_time, result.compute_time,
+      static_cast<v1::Timing&>(*set.MutableMessage(fields.get(), FieldOf(response_, "timing"))));
+  return fields->SerializeAsString();
+}
+
+const std::vector<OperatorCodec>& OperatorCodecs() {
+  static const auto* const kCodecs = [] {
+    auto* codecs = new std::vector<OperatorCodec>;
+    for (const OperatorSchema* schema : OperatorSchemas()) codecs->emplace_back(*schema);
+    return codecs;
+  }();
+  return *kCodecs;
 }
 
 const OperatorCodec& CodecOf(absl::string_view method) {
-  const auto found =
-      std::find_if(OperatorMethods().begin(), OperatorMethods().end(),
-                   [&](const OperatorMethod& candidate) { return candidate.name == method; });
-  RAPT_CHECK(found != OperatorMethods().end(), "the service has the method");
-  return found->codec;
+  const auto found = std::find_if(
+      OperatorCodecs().begin(), OperatorCodecs().end(),
+      [&](const OperatorCodec& candidate) { return candidate.schema().method == method; });
+  RAPT_CHECK(found != OperatorCodecs().end(), "an operator has the method");
+  return *found;
 }
 
 }  // namespace rapt::native

@@ -26,10 +26,8 @@ namespace rapt::native {
 // Immutable; thread-safe.
 class OperatorCodec {
  public:
-  // `end` returns the fields of a response that follow its tensors. Aborts if a message lacks a
-  // field of the table or has one of another type.
-  OperatorCodec(Model model, const google::protobuf::Message& request,
-                const google::protobuf::Message& response, std::string (*end)(const Result&));
+  // Aborts if the service lacks the method, or a message of it a field of the table.
+  explicit OperatorCodec(const OperatorSchema& schema);
 
   // The fields of the request that hold tensor data.
   wire::MessageSchema payloads() const { return {payloads_}; }
@@ -68,24 +66,20 @@ class OperatorCodec {
   const google::protobuf::FieldDescriptor* FieldOf(const google::protobuf::Message& message,
                                                    absl::string_view name) const;
 
-  const Model model_;
+  std::string EndOf(const Result& result) const;
+
   const OperatorSchema& schema_;
   const google::protobuf::Message& request_;
   const google::protobuf::Message& response_;
-  std::string (*const end_)(const Result&);
   std::vector<Column<TensorSchema>> inputs_, outputs_, wants_;
   std::vector<Column<AttributeSchema>> attributes_;
   std::vector<wire::PayloadField> payloads_;
 };
 
-// A method of the service and the operator that it computes.
-struct OperatorMethod {
-  absl::string_view name;
-  OperatorCodec codec;
-};
-const std::vector<OperatorMethod>& OperatorMethods();
+// Those of all operators.
+const std::vector<OperatorCodec>& OperatorCodecs();
 
-// REQUIRES: there is a method of this name.
+// REQUIRES: there is an operator with this method.
 const OperatorCodec& CodecOf(absl::string_view method);
 
 }  // namespace rapt::native

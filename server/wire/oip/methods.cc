@@ -48,14 +48,14 @@ absl::Status CheckNoSettings(const Settings& settings, absl::string_view kind) {
 
 // An empty name selects all models.
 absl::Status CheckModelOrAll(const std::string& name, const std::string& version,
-                             const Residence& residence) {
-  return name.empty() ? absl::OkStatus() : FindModel(name, version, residence).status();
+                             const ModelContext& context) {
+  return name.empty() ? absl::OkStatus() : FindModel(name, version, context).status();
 }
 
-Residence ResidenceOf(const cache::Sequences* sequences, const ModelRepository* repository) {
-  Residence residence{.repository = repository};
-  if (sequences != nullptr) residence.sequence_lease = sequences->store().options().default_lease;
-  return residence;
+ModelContext ModelContextOf(const cache::Sequences* sequences, const ModelRepository* repository) {
+  ModelContext context{.repository = repository};
+  if (sequences != nullptr) context.sequence_lease = sequences->store().options().default_lease;
+  return context;
 }
 
 std::unique_ptr<EventLoop> LoaderOf(const ModelRepository* repository, const Clock& clock) {
@@ -86,13 +86,14 @@ class LoadingHandler final : public MessageHandler {
 class InferHandler final : public MessageHandler {
  public:
   InferHandler(const SharedMemory& shared_memory, cache::Sequences* sequences,
-               const Residence& residence)
-      : shared_memory_(shared_memory), sequences_(sequences), residence_(residence) {}
+               const ModelContext& context)
+      : shared_memory_(shared_memory), sequences_(sequences), model_context_(context) {}
 
  private:
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
-        message, call.call().arrived(), shared_memory_, &call.call().report().model, residence_);
+    absl::StatusOr<DecodedInfer> decoded =
+        DecodeInfer(message, call.call().arrived(), shared_memory_, &call.call().report().model,
+                    model_context_);
     if (!decoded.ok()) return call.End(decoded.status());
     run_.Start(sequences_, *std::move(decoded), call.call(),
                [this, &call](Result result) { OnResult(std::move(result), call); });
@@ -106,7 +107,7 @@ class InferHandler final : public MessageHandler {
 
   const SharedMemory& shared_memory_;
   cache::Sequences* const sequences_;
-  const Residence& residence_;
+  const ModelContext& model_context_;
   InferRun run_;
 };
 
@@ -119,7 +120,7 @@ Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
     : shared_memory_(shared_memory),
       sequences_(optional.sequences),
       repository_(optional.repository),
-      residence_(ResidenceOf(sequences_, repository_)),
+      model_context_(ModelContextOf(sequences_, repository_)),
       is_ready_(std::move(is_ready)),
       loader_(LoaderOf(repository_, clock)) {
   for (const char* name : kMethodNames) {
@@ -155,7 +156,7 @@ void Methods::AddLoading(const std::string& name, UnaryMethods& methods) {
 void Methods::AddTo(UnaryMethods& methods) {
   methods[PathOf("ModelInfer")] = {
       .observe = observe("ModelInfer"), .traits = InferTraits(), .new_handler = [this] {
-        return std::make_unique<InferHandler>(shared_memory_, sequences_, residence_);
+        return std::make_unique<InferHandler>(shared_memory_, sequences_, model_context_);
       }};
   AddSmall<inference::ServerLiveRequest, inference::ServerLiveResponse>("ServerLive", methods);
   AddSmall<inference::ServerReadyRequest, inference::ServerReadyResponse>("ServerReady", methods);
@@ -193,8 +194,9 @@ void Methods::AddTo(UnaryMethods& methods) {
 
 void Methods::AddTo(StreamMethods& methods, const CallEnvironment& environment) {
   methods[PathOf("ModelStreamInfer")] = [this, &environment](MessageStream& stream) {
-    return std::make_unique<StreamInferCall>(environment, shared_memory_, sequences_, residence_,
-                                             observe("ModelStreamInfer"), InferTraits(), stream);
+    return std::make_unique<StreamInferCall>(environment, shared_memory_, sequences_,
+                                             model_context_, observe("ModelStreamInfer"),
+                                             InferTraits(), stream);
   };
 }
 
@@ -213,7 +215,8 @@ absl::Status Methods::Respond(const inference::ServerReadyRequest&,
 // As in Triton, an unknown model is not ready, without an error.
 absl::Status Methods::Respond(const inference::ModelReadyRequest& request,
                               inference::ModelReadyResponse& response) const {
-  response.set_ready(FindModel(request.name(), request.version(), residence_).ok() && is_ready_());
+  response.set_ready(FindModel(request.name(), request.version(), model_context_).ok() &&
+                     is_ready_());
   return absl::OkStatus();
 }
 
@@ -234,22 +237,22 @@ absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
 
 absl::Status Methods::Respond(const inference::ModelMetadataRequest& request,
                               inference::ModelMetadataResponse& response) const {
-  const auto model = FindModel(request.name(), request.version(), residence_);
+  const auto model = FindModel(request.name(), request.version(), model_context_);
   if (model.ok()) response = Describe(**model);
   return model.status();
 }
 
 absl::Status Methods::Respond(const inference::ModelConfigRequest& request,
                               inference::ModelConfigResponse& response) const {
-  const auto model = FindModel(request.name(), request.version(), residence_);
-  if (model.ok()) *response.mutable_config() = Configure(**model, residence_);
+  const auto model = FindModel(request.name(), request.version(), model_context_);
+  if (model.ok()) *response.mutable_config() = Configure(**model, model_context_);
   return model.status();
 }
 
 absl::Status Methods::Respond(const inference::ModelStatisticsRequest& request,
                               inference::ModelStatisticsResponse& response) const {
-  RAPT_RETURN_IF_ERROR(CheckModelOrAll(request.name(), request.version(), residence_));
-  for (const ModelInfoPtr& model : Models(residence_)) {
+  RAPT_RETURN_IF_ERROR(CheckModelOrAll(request.name(), request.version(), model_context_));
+  for (const ModelInfoPtr& model : Models(model_context_)) {
     if (!request.name().empty() && request.name() != model->name()) continue;
     inference::ModelStatistics& statistics = *response.add_model_stats();
     statistics.set_name(std::string(model->name()));
@@ -283,7 +286,7 @@ absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
     model.set_state(model_is_ready ? "READY" : "UNAVAILABLE");
     model.set_reason(reason);
   };
-  for (const ModelInfo& model : BuiltInModels(residence_)) add(model.name(), is_ready, "");
+  for (const ModelInfo& model : BuiltInInfos(model_context_)) add(model.name(), is_ready, "");
   if (repository_ == nullptr) return absl::OkStatus();
   for (const ModelRepository::Entry& entry : repository_->Describe()) {
     add(entry.name, entry.is_loaded && is_ready, entry.reason);
@@ -366,7 +369,7 @@ absl::Status Methods::Respond(const inference::CudaSharedMemoryUnregisterRequest
 
 absl::Status Methods::Respond(const inference::TraceSettingRequest& request,
                               inference::TraceSettingResponse&) const {
-  absl::Status status = CheckModelOrAll(request.model_name(), "", residence_);
+  absl::Status status = CheckModelOrAll(request.model_name(), "", model_context_);
   status.Update(CheckNoSettings(request.settings(), "trace"));
   return status;
 }

@@ -56,7 +56,7 @@ class Methods {
 
   const SharedMemory& shared_memory() const { return shared_memory_; }
   cache::Sequences* sequences() const { return sequences_; }
-  const Residence& residence() const { return residence_; }
+  const ModelContext& model_context() const { return model_context_; }
 
   // Runs a task on the thread that loads and unloads models, which takes too long for others.
   void PostToLoader(EventLoop::Task task) const { loader_->Post(std::move(task)); }
@@ -111,7 +111,7 @@ class Methods {
   SharedMemory& shared_memory_;
   cache::Sequences* const sequences_;
   ModelRepository* const repository_;
-  const Residence residence_;
+  const ModelContext model_context_;
   const std::function<bool()> is_ready_;
   // Updated by the observers of both infer methods.
   const std::shared_ptr<PerModel<Statistics>> statistics_ =

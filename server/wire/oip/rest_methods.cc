@@ -83,7 +83,7 @@ class InferBodyHandler final : public http::BodyHandler {
   }
 
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
-    auto model = FindModel(path_.name, path_.version, inference_.methods.residence());
+    auto model = FindModel(path_.name, path_.version, inference_.methods.model_context());
     if (!model.ok()) return call.End(model.status());
     model_ = *std::move(model);
     call.call().report().model = model_->model;
@@ -101,8 +101,9 @@ class InferBodyHandler final : public http::BodyHandler {
     if (!fields.ok()) return http_call.End(fields.status());
     binary_ = (*fields)->binary;
     const Methods& methods = inference_.methods;
-    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
-        *std::move(fields), *model_, call.arrived(), methods.shared_memory(), methods.residence());
+    absl::StatusOr<DecodedInfer> decoded =
+        DecodeInfer(*std::move(fields), *model_, call.arrived(), methods.shared_memory(),
+                    methods.model_context());
     if (!decoded.ok()) return http_call.End(decoded.status());
     run_.Start(methods.sequences(), *std::move(decoded), call,
                [this, &http_call](Result result) { OnResult(std::move(result), http_call); });
@@ -176,7 +177,7 @@ class SmallHandler final : public http::BodyHandler {
 
  private:
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
-    if (!route_.loads || methods_.residence().repository == nullptr) return Respond(body, call);
+    if (!route_.loads || methods_.model_context().repository == nullptr) return Respond(body, call);
     methods_.PostToLoader([this, body, &call] {
       if (call.call().is_over()) return call.End(call.call().CancelledOrLate());
       Respond(body, call);
@@ -392,7 +393,7 @@ void AddHealth(const Methods& methods, Routes& routes) {
              absl::Status status = ReadModel(values, body, request);
              // Otherwise an unknown model is merely not ready, which a caller would wait for.
              status.Update(
-                 FindModel(request.name(), request.version(), methods.residence()).status());
+                 FindModel(request.name(), request.version(), methods.model_context()).status());
              return status;
            },
        .check = [](const auto& response) { return Unready(response.ready(), "model"); }});

@@ -8,12 +8,12 @@ namespace rapt::oip {
 
 StreamInferCall::StreamInferCall(const CallEnvironment& environment,
                                  const SharedMemory& shared_memory, cache::Sequences* sequences,
-                                 const Residence& residence, const CallObserver& observe,
+                                 const ModelContext& context, const CallObserver& observe,
                                  MethodTraits traits, MessageStream& stream)
     : StreamCall(stream),
       shared_memory_(shared_memory),
       sequences_(sequences),
-      residence_(residence),
+      model_context_(context),
       call_(environment, observe, traits),
       alarm_(environment.timer, [this] { this->stream().Cancel(); }) {
   ++call_.streams().open;
@@ -94,7 +94,7 @@ void StreamInferCall::OnReadDone(bool ok) {
 absl::Status StreamInferCall::Decode() {
   std::string id;
   absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
-      message_.bytes, call_.arrived(), shared_memory_, &call_.report().model, residence_, &id);
+      message_.bytes, call_.arrived(), shared_memory_, &call_.report().model, model_context_, &id);
   decoded_.id = std::move(id);
   if (!decoded.ok()) return decoded.status();
   decoded_ = *std::move(decoded);

@@ -43,7 +43,7 @@ class StreamInferCall final : public StreamCall {
 
   // Everything outlives the call. Null `sequences`: there is no attention_session.
   StreamInferCall(const CallEnvironment& environment, const SharedMemory& shared_memory,
-                  cache::Sequences* sequences, const Residence& residence,
+                  cache::Sequences* sequences, const ModelContext& context,
                   const CallObserver& observe, MethodTraits traits, MessageStream& stream);
 
   void Begin() override;
@@ -69,7 +69,7 @@ class StreamInferCall final : public StreamCall {
 
   const SharedMemory& shared_memory_;
   cache::Sequences* const sequences_;
-  const Residence& residence_;
+  const ModelContext& model_context_;
   Call call_;
   bool has_size_ = false;  // the next message is being received, its memory admitted
 

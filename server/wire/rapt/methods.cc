@@ -155,8 +155,8 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
       observe_estimate_memory_(observe(MethodName("EstimateMemory"))),
       observe_get_server_info_(observe(MethodName("GetServerInfo"))) {
   AttendSchema();  // checks the tables at startup, not at the first request
-  for (const OperatorMethod& method : OperatorMethods()) {
-    observe_operators_.push_back(observe(MethodName(method.name)));
+  for (const OperatorCodec& codec : OperatorCodecs()) {
+    observe_operators_.push_back(observe(MethodName(codec.schema().method)));
   }
 }
 
@@ -169,11 +169,11 @@ void Methods::AddTo(UnaryMethods& methods) {
                                          return std::make_unique<AttendHandler>(DecodeBackward,
                                                                                 shared_memory_);
                                        }};
-  for (size_t n = 0; n < OperatorMethods().size(); ++n) {
-    const OperatorMethod& method = OperatorMethods()[n];
-    methods[PathOf(method.name)] = {
-        .observe = observe_operators_[n], .new_handler = [this, &method] {
-          return std::make_unique<OperatorHandler>(method.codec, shared_memory_);
+  for (size_t n = 0; n < OperatorCodecs().size(); ++n) {
+    const OperatorCodec& codec = OperatorCodecs()[n];
+    methods[PathOf(codec.schema().method)] = {
+        .observe = observe_operators_[n], .new_handler = [this, &codec] {
+          return std::make_unique<OperatorHandler>(codec, shared_memory_);
         }};
   }
   methods[PathOf("Diagnose")] = {.observe = observe_diagnose_, .new_handler = [this] {

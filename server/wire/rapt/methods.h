@@ -49,7 +49,7 @@ class Methods {
   const CallObserver observe_attend_, observe_attend_backward_, observe_attend_stream_,
       observe_linear_attend_stream_, observe_diagnose_, observe_estimate_memory_,
       observe_get_server_info_;
-  std::vector<CallObserver> observe_operators_;  // in the order of OperatorMethods()
+  std::vector<CallObserver> observe_operators_;  // in the order of OperatorCodecs()
 };
 
 }  // namespace rapt::native

@@ -146,12 +146,12 @@ bool StepwiseCall::IsLate() const {
   const Instant now = call_.Now();
   if (is_sending_) return now >= call_.send_end();
   if (!is_reading_) return false;
-  return has_size_ ? now >= call_.receive_end() : now >= silence_end_ || GivesWay();
+  return has_size_ ? now >= call_.receive_end() : now >= silence_end_ || YieldsToWaiters();
 }
 
 absl::Status StepwiseCall::TooSlow() const {
   if (call_.Now() >= call_.deadline()) return call_.CancelledOrLate();
-  if (has_size_ || GivesWay()) return call_.SlowSender("stream");
+  if (has_size_ || YieldsToWaiters()) return call_.SlowSender("stream");
   return Reject(
       Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
       absl::StrCat("no message arrived for ",

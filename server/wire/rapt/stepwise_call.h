@@ -67,7 +67,7 @@ class StepwiseCall : public StreamCall {
   void OnResult(Result result);
   void OnAlarm();
   bool IsLate() const;
-  bool GivesWay() const { return call_.receive_end() == Instant::min(); }  // to those who wait
+  bool YieldsToWaiters() const { return call_.receive_end() == Instant::min(); }
   absl::Status TooSlow() const;
   void OnSize(int64_t bytes) override;
   void OnReadDone(bool ok) override;

@@ -187,7 +187,7 @@ TEST(MetricsTest, CountsEachVariantOfAnAttentionRequest) {
   count(Answered(both));
   count(CallReport());  // without a valid message
   CallReport other = Answered(plain);
-  other.model = Model::kRotaryEmbedding;
+  other.model = ModelId(*FindOperator("rotary_embedding"));
   count(other);
   const std::string page = metrics.Serialize();
   const char* name = "rapt_variant_requests_total";

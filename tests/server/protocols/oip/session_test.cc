@@ -22,7 +22,7 @@ using inference::ModelInferRequest;
 using test::WireMessage;
 using ::testing::HasSubstr;
 
-constexpr Residence kSequences = {.sequence_lease = std::chrono::minutes(10)};
+constexpr ModelContext kSequences = {.sequence_lease = std::chrono::minutes(10)};
 
 // Adds an input whose elements are `first`, `first` + 1 and so on.
 void Add(ModelInferRequest& message, const std::string& name, const std::vector<int64_t>& shape,
