@@ -161,9 +161,13 @@ void WarnAboutResults(const Problem& p, DiagnosisReport& report) {
   }
 }
 
-// "FP32[1,1,5,10]"
-std::string TextOf(const MaskShape& mask) {
-  return absl::StrCat(std::string(NameOf(mask.dtype)), "[", absl::StrJoin(mask.dims, ","), "]");
+// What the text of a problem says of a tensor: "[1,1,5,10]", "FP32" or "FP32[1,1,5,10]".
+std::string TensorText(absl::Span<const int64_t> dims) {
+  return absl::StrCat("[", absl::StrJoin(dims, ","), "]");
+}
+std::string TensorText(DType dtype) { return std::string(NameOf(dtype)); }
+std::string TensorText(const MaskShape& mask) {
+  return TensorText(mask.dtype) + TensorText(mask.dims);
 }
 
 }  // namespace
@@ -196,7 +200,7 @@ std::string Describe(const Problem& p) {
   std::string text = absl::StrCat("B=", p.batch, " Hq=", p.query_heads, " Hkv=", p.kv_heads,
                                   " Sq=", p.query_length, " Sk=", p.key_length,
                                   " P=", p.past_length, " D=", p.head_size);
-  absl::StrAppend(&text, " Dv=", p.value_head_size, " ", std::string(NameOf(p.dtype)),
+  absl::StrAppend(&text, " Dv=", p.value_head_size, " ", TensorText(p.dtype),
                   " scale=", p.effective_scale());
   for (const AttributeInfo& info : Attributes()) {
     if (info.attribute != Attribute::kScale) text += TextOf(info, p);
@@ -204,9 +208,12 @@ std::string Describe(const Problem& p) {
   if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom-right");
   const bool is_onnx = p.alignment == Alignment::kOnnx && p.has_key_lengths;
   if (is_onnx) absl::StrAppend(&text, " onnx-alignment");
-  if (p.mask) absl::StrAppend(&text, " mask=", TextOf(*p.mask));
-  if (p.bias) absl::StrAppend(&text, " attention-bias=", TextOf(*p.bias));
-  if (p.head_sink) absl::StrAppend(&text, " head-sink=", std::string(NameOf(*p.head_sink)));
+  const auto append = [&text](absl::string_view name, const auto& tensor) {
+    if (tensor) absl::StrAppend(&text, " ", name, "=", TensorText(*tensor));
+  };
+  append("mask", p.mask);
+  append("attention-bias", p.bias);
+  append("head-sink", p.head_sink);
   for (Role role : {Role::kAlibiSlopes, Role::kBiasTable, Role::kRelativeBias, Role::kRelativeKeys,
                     Role::kRelativeValues, Role::kCosCache, Role::kPositionIds,
                     Role::kKeyPositionIds, Role::kAdditiveWeight}) {
@@ -215,15 +222,15 @@ std::string Describe(const Problem& p) {
     const std::array<int64_t, 4> dims = info.dims(p);
     // The caches of angles have rank 2 or 3.
     const bool is_3d = role == Role::kCosCache && !p.rotary_cache->by_position();
-    absl::StrAppend(&text, " ", info.c, "=", std::string(NameOf(info.dtype(p))), "[",
-                    absl::StrJoin(absl::MakeSpan(dims).first(is_3d ? 3 : info.rank), ","), "]");
+    absl::StrAppend(&text, " ", info.c, "=", TensorText(info.dtype(p)),
+                    TensorText(absl::MakeSpan(dims).first(is_3d ? 3 : info.rank)));
   }
   if (p.has_relative_query) absl::StrAppend(&text, " relative_query");
-  if (p.head_alpha) absl::StrAppend(&text, " head-alpha=", std::string(NameOf(*p.head_alpha)));
-  if (p.block_mask) absl::StrAppend(&text, " block-mask=[", absl::StrJoin(*p.block_mask, ","), "]");
+  append("head-alpha", p.head_alpha);
+  append("block-mask", p.block_mask);
   if (p.selected) {
-    absl::StrAppend(&text, " selected-indices=[", p.batch, ",", p.selected->heads, ",",
-                    p.query_length, ",", p.selected->count, "]");
+    absl::StrAppend(&text, " selected-indices=",
+                    TensorText({p.batch, p.selected->heads, p.query_length, p.selected->count}));
   }
   if (p.has_global_mask) absl::StrAppend(&text, " global-mask");
   if (p.values_in_keys) absl::StrAppend(&text, " values-in-keys");
@@ -298,6 +305,25 @@ std::vector<BackendChoice> ExplainChoice(const TensorOperator& op, const PlanOpt
 }
 
 namespace {
+
+constexpr std::pair<Step, NumberSummary DiagnosisReport::*> kStepNumbers[] = {
+    {Step::kRaw, &DiagnosisReport::raw_scores},
+    {Step::kSoftcapped, &DiagnosisReport::scaled_scores},
+    {Step::kBiased, &DiagnosisReport::biased_scores},
+    {Step::kSoftmax, &DiagnosisReport::weights},
+};
+
+// Why a key is hidden: the first that holds.
+struct HidingReason {
+  bool (QueryRow::*hides)(int64_t) const;
+  int64_t DiagnosisReport::*count;
+};
+constexpr HidingReason kHidingReasons[] = {
+    {&QueryRow::HiddenByPosition, &DiagnosisReport::hidden_by_position},
+    {&QueryRow::HiddenByBlock, &DiagnosisReport::hidden_by_block_mask},
+    {&QueryRow::HiddenBySelection, &DiagnosisReport::hidden_by_selection},
+    {&QueryRow::HiddenByMask, &DiagnosisReport::hidden_by_mask},
+};
 
 int64_t SharedBytes(const Problem& p) { return p.has_rotary() ? Rotation::SharedBytes(p) : 0; }
 
@@ -609,56 +635,38 @@ void Diagnosis::SummarizeQueryRow(int64_t index, const Arguments& arguments,
   auto* const memory = reinterpret_cast<std::byte*>(output.data() + output.size());
   const QueryRow row(p, arguments, rotation, b, h, i, memory);
 
-  NumberSummary raw, scaled, biased, weights;
+  DiagnosisReport part;  // of this row
   double row_sum = 0;
   const double lse = row.Weigh(scores, [&](Step step, absl::Span<const double> s) {
-    if (step == Step::kRaw) raw = Summarize(s);
-    if (step == Step::kSoftcapped) scaled = Summarize(s);
-    if (step == Step::kBiased) biased = Summarize(s);
-    if (step != Step::kSoftmax) return;
-    weights = Summarize(s);
-    for (double weight : s) row_sum += weight;
+    for (const auto& [of, numbers] : kStepNumbers) {
+      if (of == step) part.*numbers = Summarize(s);
+    }
+    if (step == Step::kSoftmax) row_sum = std::accumulate(s.begin(), s.end(), 0.0);
   });
   row.Output(scores, lse, output);
-  const NumberSummary output_numbers = Summarize(output);
-  int64_t by_position = 0;
-  int64_t by_block_mask = 0;
-  int64_t by_selection = 0;
-  int64_t by_mask = 0;
+  part.output = Summarize(output);
+  int64_t visible = 0;
   for (int64_t j = 0; j < p.total_keys(); ++j) {
-    if (row.HiddenByPosition(j)) {
-      ++by_position;
-    } else if (row.HiddenByBlock(j)) {
-      ++by_block_mask;
-    } else if (row.HiddenBySelection(j)) {
-      ++by_selection;
-    } else if (row.HiddenByMask(j)) {
-      ++by_mask;
-    }
+    const auto* const reason =
+        std::find_if(std::begin(kHidingReasons), std::end(kHidingReasons),
+                     [&](const HidingReason& r) { return (row.*r.hides)(j); });
+    ++(reason == std::end(kHidingReasons) ? visible : part.*reason->count);
   }
-  const bool sees_key = biased.negative_inf < p.total_keys();
-  EstimateFit fit;
+  const bool sees_key = part.biased_scores.negative_inf < p.total_keys();
   // Weights that are NaN have no order.
-  if (sees_key && weights.nan == 0 && estimate_stride_ > 0 && index % estimate_stride_ == 0) {
-    fit = MeasureRow(p, arguments, b, h, i, scores);
+  if (sees_key && part.weights.nan == 0 && estimate_stride_ > 0 && index % estimate_stride_ == 0) {
+    part.estimate_fit = MeasureRow(p, arguments, b, h, i, scores);
   }
 
   MutexLock lock(mutex_);
-  report_.estimate_fit.Merge(fit);
-  report_.raw_scores.Merge(raw);
-  report_.scaled_scores.Merge(scaled);
-  if (scaled.finite > 0) {
+  report_.estimate_fit.Merge(part.estimate_fit);
+  for (const auto& [step, numbers] : kStepNumbers) (report_.*numbers).Merge(part.*numbers);
+  if (const NumberSummary& scaled = part.scaled_scores; scaled.finite > 0) {
     report_.widest_row = std::max(report_.widest_row, scaled.max - scaled.min);
   }
-  report_.biased_scores.Merge(biased);
-  report_.weights.Merge(weights);
-  report_.output.Merge(output_numbers);
-  report_.hidden_by_position += by_position;
-  report_.hidden_by_block_mask += by_block_mask;
-  report_.hidden_by_selection += by_selection;
-  report_.hidden_by_mask += by_mask;
-  const int64_t hidden = by_position + by_block_mask + by_selection + by_mask;
-  if (p.total_keys() - hidden > 1) chooses_[i] = true;
+  report_.output.Merge(part.output);
+  for (const HidingReason& reason : kHidingReasons) report_.*reason.count += part.*reason.count;
+  if (visible > 1) chooses_[i] = true;
   if (sees_key) {
     report_.row_sums.Add(row_sum);
     return;

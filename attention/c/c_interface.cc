@@ -337,6 +337,12 @@ absl::Status ReadAttribute(const AttributeFields& fields, const rapt_problem& c,
   return std::visit(read, fields.value, info.field);
 }
 
+// Sets a tensor of the problem, which is absent if its type is 0.
+template <typename Tensor, typename... Shape>
+void SetTensor(int32_t dtype, std::optional<Tensor>& tensor, const Shape&... shape) {
+  if (dtype != 0) tensor = Tensor{TypeOf(dtype), shape...};
+}
+
 rapt::Problem ProblemOf(const rapt_problem& c) {
   rapt::Problem p;
   p.dtype = TypeOf(c.dtype);
@@ -350,10 +356,7 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
   p.value_head_size = c.value_head_size;
   p.values_in_keys = c.values_in_keys != 0;
   p.alignment = FromC<Alignment>(c.alignment, RAPT_TOP_LEFT);
-  if (c.mask_dtype != 0) {
-    p.mask = rapt::MaskShape{.dtype = TypeOf(c.mask_dtype)};
-    std::copy(c.mask_shape, c.mask_shape + 4, p.mask->dims.begin());
-  }
+  SetTensor(c.mask_dtype, p.mask, std::to_array(c.mask_shape));
   p.has_key_lengths = c.has_key_lengths != 0;
   p.softmax_in_fp64 = c.softmax_in_fp64 != 0;
   if (c.dropout_probability != 0) {
@@ -364,43 +367,21 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
   }
   p.wants_lse = c.wants_lse != 0;
   p.wants_present = c.wants_present != 0;
-  if (c.bias_dtype != 0) {
-    p.bias = rapt::MaskShape{.dtype = TypeOf(c.bias_dtype)};
-    std::copy(c.bias_shape, c.bias_shape + 4, p.bias->dims.begin());
-  }
-  if (c.head_sink_dtype != 0) p.head_sink = TypeOf(c.head_sink_dtype);
-  if (c.alibi_slopes_dtype != 0) {
-    p.alibi_slopes = rapt::AlibiSlopes{TypeOf(c.alibi_slopes_dtype), c.alibi_slopes_batch};
-  }
-  if (c.bias_table_dtype != 0) {
-    p.bias_table = rapt::BiasTable{TypeOf(c.bias_table_dtype), c.bias_table_buckets};
-  }
-  if (c.relative_bias_dtype != 0) {
-    p.relative_bias = rapt::RelativeBias{TypeOf(c.relative_bias_dtype), c.relative_bias_heads,
-                                         c.relative_bias_length};
-  }
-  if (c.relative_keys_dtype != 0) {
-    p.relative_keys = rapt::RelativeVectors{TypeOf(c.relative_keys_dtype), c.relative_keys_heads,
-                                            c.relative_keys_length};
-  }
-  if (c.relative_values_dtype != 0) {
-    p.relative_values = rapt::RelativeVectors{TypeOf(c.relative_values_dtype),
-                                              c.relative_values_heads, c.relative_values_length};
-  }
+  SetTensor(c.bias_dtype, p.bias, std::to_array(c.bias_shape));
+  SetTensor(c.head_sink_dtype, p.head_sink);
+  SetTensor(c.alibi_slopes_dtype, p.alibi_slopes, c.alibi_slopes_batch);
+  SetTensor(c.bias_table_dtype, p.bias_table, c.bias_table_buckets);
+  SetTensor(c.relative_bias_dtype, p.relative_bias, c.relative_bias_heads, c.relative_bias_length);
+  SetTensor(c.relative_keys_dtype, p.relative_keys, c.relative_keys_heads, c.relative_keys_length);
+  SetTensor(c.relative_values_dtype, p.relative_values, c.relative_values_heads,
+            c.relative_values_length);
   p.has_relative_query = c.has_relative_query != 0;
-  if (c.rotary_cache_dtype != 0) {
-    p.rotary_cache = rapt::RotaryCache{.dtype = TypeOf(c.rotary_cache_dtype),
-                                       .rows = c.rotary_cache_rows,
-                                       .pairs = c.rotary_cache_pairs};
-    if (c.rotary_cache_batch != 0) p.rotary_cache->batch = c.rotary_cache_batch;
-  }
+  const auto batch = c.rotary_cache_batch != 0 ? std::optional(c.rotary_cache_batch) : std::nullopt;
+  SetTensor(c.rotary_cache_dtype, p.rotary_cache, batch, c.rotary_cache_rows, c.rotary_cache_pairs);
   p.has_position_ids = c.has_position_ids != 0;
   p.has_key_position_ids = c.has_key_position_ids != 0;
-  if (c.additive_weight_dtype != 0) {
-    p.additive_weight =
-        rapt::AdditiveWeight{TypeOf(c.additive_weight_dtype), c.additive_weight_heads};
-  }
-  if (c.head_alpha_dtype != 0) p.head_alpha = TypeOf(c.head_alpha_dtype);
+  SetTensor(c.additive_weight_dtype, p.additive_weight, c.additive_weight_heads);
+  SetTensor(c.head_alpha_dtype, p.head_alpha);
   if (c.has_selected_indices != 0) {
     p.selected = rapt::SelectedIndices{c.selected_heads, c.selected_count};
   }

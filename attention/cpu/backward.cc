@@ -346,11 +346,8 @@ class Backward {
     const SparseRows sparse_rows(p_, a_, place, block.rows, plan_.split.rows_per_task(),
                                  own_ + plan_.worker.selection_begin());
     flash.sparse = sparse_rows.exist();
-    for (int64_t h = place.first_head; h < place.end_head; ++h) {
-      for (int64_t i = place.first_query; i < place.end_query; ++i) {
-        AddRow(place.b, h, i, sparse_rows, block);
-      }
-    }
+    ForEachRow(place, /*by_query=*/false,
+               [&](int64_t h, int64_t i) { AddRow(place.b, h, i, sparse_rows, block); });
     if (p_.has_rotary()) {
       cpu::Rotate(p_, a_, GetRotation(), place.b, own_ + plan_.worker.queries_begin(), flash,
                   block.rows);

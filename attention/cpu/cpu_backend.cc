@@ -150,8 +150,9 @@ class Unfolded {
   }
 
   // REQUIRES: `rows` are the redirected ones, in order.
-  void Fold(const Problem& p, const Arguments& a, int64_t b, absl::Span<const FlashRow> rows,
-            int64_t first_query) const {
+  void Fold(const Problem& p, const Arguments& a, int64_t b,
+            absl::Span<const FlashRow> rows) const {
+    const int64_t first_query = p.section ? p.section->first_query : 0;
     for (size_t n = 0; n < rows.size(); ++n) {
       FoldRow<Real>(p, a, b, rows[n].head, rows[n].index - first_query, Output(n), lse_[n]);
     }
@@ -347,7 +348,6 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   const TaskPlace place = PlaceOf(p, cpu.split, splits, task);
   const Parts<Real> parts(p, splits, workspace);
   const RelativeTables<Real> relative(p, workspace + cpu.shared.parts);
-  std::byte* const vector_tables = workspace + cpu.shared.vectors_begin();
   std::byte* const begin = OwnPart(plan, workspace, worker);
   auto* rows = reinterpret_cast<FlashRow*>(begin);
 
@@ -359,9 +359,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   flash.scratch = begin + cpu.worker.rows;
   flash.tile_scratch = flash.scratch + cpu.worker.scratch;
   if (p.has_relative_vectors()) {
-    flash.vectors = VectorTables<Real>(p, vector_tables).For(a, place.b);
-    flash.vectors.has_queries = p.has_relative_query;
-    if (p.has_relative_query) flash.vectors.queries = BytesOf(a.inputs[Role::kRelativeQuery], 0);
+    flash.vectors = VectorTables<Real>(p, workspace + cpu.shared.vectors_begin()).For(a, place.b);
   }
   flash.selection_scratch = flash.tile_scratch + cpu.worker.tile_scratch;
   flash.begin = flash.part_end;
@@ -385,16 +383,9 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
     flash.begin = std::min(flash.begin, row.score.begin);
     flash.end = std::max(flash.end, row.score.end);
   };
-  if (Gathers(p)) {
-    for (int64_t i = place.first_query; i < place.end_query; ++i) {
-      for (int64_t h = place.first_head; h < place.end_head; ++h) add_row(h, i);
-    }
-    flash.selection = SelectionOf(p, a, place);
-  } else {
-    for (int64_t h = place.first_head; h < place.end_head; ++h) {
-      for (int64_t i = place.first_query; i < place.end_query; ++i) add_row(h, i);
-    }
-  }
+  const bool gathers = Gathers(p);
+  ForEachRow(place, gathers, add_row);
+  if (gathers) flash.selection = SelectionOf(p, a, place);
   // Nothing to fold: these rows see no key of the chunk.
   if (folds_here && !p.score_output && flash.begin >= flash.end) return;
   for (int64_t h = place.first_head; cpu.fills_relative && h < place.end_head; ++h) {
@@ -406,8 +397,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   }
   const bool done = (sizeof(Real) == 8 ? cpu.kernels.flash_fp64 : cpu.kernels.flash_fp32)(flash);
   if (done && folds_here) {
-    unfolded.Fold(p, a, place.b, {rows, static_cast<size_t>(flash.row_count)},
-                  p.section ? p.section->first_query : 0);
+    unfolded.Fold(p, a, place.b, {rows, static_cast<size_t>(flash.row_count)});
   }
 }
 

@@ -64,6 +64,17 @@ struct TaskPlace {
 
 TaskPlace PlaceOf(const Problem& problem, const Split& split, int64_t key_splits, int64_t task);
 
+// Calls `visit(h, i)` for each row of a task. `by_query`: the heads of a query follow one another.
+template <typename Visit>
+void ForEachRow(const TaskPlace& place, bool by_query, const Visit& visit) {
+  for (int64_t i = place.first_query; by_query && i < place.end_query; ++i) {
+    for (int64_t h = place.first_head; h < place.end_head; ++h) visit(h, i);
+  }
+  for (int64_t h = place.first_head; !by_query && h < place.end_head; ++h) {
+    for (int64_t i = place.first_query; i < place.end_query; ++i) visit(h, i);
+  }
+}
+
 // Returns the tensor's bytes starting at `offset`.
 FlashBytes BytesOf(const TensorView& view, int64_t offset);
 

@@ -28,7 +28,7 @@ class VectorTables {
   // Fills table n. Different tables may be filled concurrently.
   void Fill(const Arguments& arguments, int64_t n) const;
 
-  // What kernels need of the tables for tasks of batch row b, without the queries.
+  // What kernels need for tasks of batch row b.
   FlashVectors For(const Arguments& arguments, int64_t b) const;
 
  private:

@@ -115,6 +115,34 @@ absl::Status CheckItem(const RaggedItem& item) {
   return Unsupported("rows before the first token or beyond the last");
 }
 
+// What no graph has, whatever the sizes.
+struct Gap {
+  bool (*is_in)(const Problem&);
+  absl::string_view what;
+};
+constexpr Gap kGaps[] = {
+    {[](const Problem& p) { return p.dtype == DType::kFloat64 || p.softmax_in_fp64; }, "FP64"},
+    {[](const Problem& p) { return p.mask && p.mask->dtype == DType::kFloat64; }, "an FP64 mask"},
+    {[](const Problem& p) { return p.bias.has_value(); }, "attention_bias"},
+    {[](const Problem& p) { return p.head_sink.has_value(); }, "head_sink"},
+    {[](const Problem& p) { return p.normalizer != Normalizer::kSoftmax; },
+     "a normalizer but softmax"},
+    {[](const Problem& p) { return p.q8_0; }, "keys and values in 8 bits"},
+    {[](const Problem& p) { return p.values_in_keys; }, "values inside the keys"},
+    {[](const Problem& p) { return p.has_relative(); }, "biases by distance"},
+    {[](const Problem& p) { return p.has_relative_vectors(); },
+     "relative_keys and relative_values"},
+    {[](const Problem& p) { return p.has_rotary(); }, "rotary embedding"},
+    {[](const Problem& p) { return p.is_additive(); }, "additive scores"},
+    {[](const Problem& p) { return p.block_mask.has_value(); }, "block_mask"},
+    {[](const Problem& p) { return p.selected.has_value(); }, "selected_indices"},
+    {[](const Problem& p) { return p.has_exemptions(); },
+     "prefix_keys and global_mask with a window"},
+    {[](const Problem& p) { return p.dropout.has_value(); },
+     "dropout with a prescribed random number generator"},
+    {[](const Problem& p) { return p.score_output.has_value(); }, "scores as an output"},
+};
+
 absl::Status CheckBackward(const Problem& p) {
   if (!p.backward) return absl::OkStatus();
   if (p.dtype == DType::kFloat32) return Unsupported("gradients in FP32");
@@ -142,22 +170,9 @@ int64_t RoundUpLength(int64_t length) {
 }
 
 absl::Status Supports(const Problem& p) {
-  if (p.dtype == DType::kFloat64 || p.softmax_in_fp64) return Unsupported("FP64");
-  if (p.mask && p.mask->dtype == DType::kFloat64) return Unsupported("an FP64 mask");
-  if (p.bias) return Unsupported("attention_bias");
-  if (p.head_sink) return Unsupported("head_sink");
-  if (p.normalizer != Normalizer::kSoftmax) return Unsupported("a normalizer but softmax");
-  if (p.q8_0) return Unsupported("keys and values in 8 bits");
-  if (p.values_in_keys) return Unsupported("values inside the keys");
-  if (p.has_relative()) return Unsupported("biases by distance");
-  if (p.has_relative_vectors()) return Unsupported("relative_keys and relative_values");
-  if (p.has_rotary()) return Unsupported("rotary embedding");
-  if (p.is_additive()) return Unsupported("additive scores");
-  if (p.block_mask) return Unsupported("block_mask");
-  if (p.selected) return Unsupported("selected_indices");
-  if (p.has_exemptions()) return Unsupported("prefix_keys and global_mask with a window");
-  if (p.dropout) return Unsupported("dropout with a prescribed random number generator");
-  if (p.score_output) return Unsupported("scores as an output");
+  for (const Gap& gap : kGaps) {
+    if (gap.is_in(p)) return Unsupported(gap.what);
+  }
   if (std::max(p.head_size, p.value_head_size) > kMaxHeadSize) {
     return Unsupported(absl::StrCat("a head size above ", kMaxHeadSize));
   }

@@ -58,6 +58,23 @@ const Field* HeaderField(const CallTensor& tensor) {
   return is_tensor ? field : nullptr;
 }
 
+absl::Status CheckFeatures(const AttendCall& call) {
+  for (const auto& [is_set, what] :
+       {std::pair(call.wants_present, "present keys and values are"),
+        {call.v_head_size.has_value(), "v_head_size is"},
+        {call.score_function != ScoreFunction::kDotProduct, "additive scores are"}}) {
+    if (is_set) return Invalid(what, " not supported in streams");
+  }
+  for (const CallTensor& tensor : CallTensors()) {
+    if (tensor.In(call) == nullptr || IsStreamed(tensor.name) || IsMask(tensor.name) ||
+        HeaderField(tensor)) {
+      continue;
+    }
+    return Invalid(tensor.name, " is not supported in streams");
+  }
+  return absl::OkStatus();
+}
+
 void Write(const Field* field, const TensorView& view, v1::AttendStreamHeader& header) {
   auto& tensor = *google::protobuf::DynamicCastToGenerated<v1::Tensor>(
       v1::AttendStreamHeader::GetReflection()->MutableMessage(&header, field));
@@ -102,23 +119,35 @@ absl::StatusOr<ChunkedCall> ChunkedCall::Make(const AttendCall& call, const Stre
   return chunked;
 }
 
-absl::Status ChunkedCall::ReadShapes() {
-  if (call_.wants_present) {
-    return Invalid("present keys and values are not supported in streams");
-  }
-  if (call_.v_head_size) {
-    return Invalid("v_head_size is not supported in streams");
-  }
-  if (call_.score_function != ScoreFunction::kDotProduct) {
-    return Invalid("additive scores are not supported in streams");
-  }
-  for (const CallTensor& tensor : CallTensors()) {
-    if (tensor.In(call_) == nullptr || IsStreamed(tensor.name) || IsMask(tensor.name) ||
-        HeaderField(tensor)) {
-      continue;
+// Reads the heads of q and k, which if these have rank 3 are those of the call.
+absl::Status ChunkedCall::ReadHeads(bool is_3d) {
+  const int64_t query_heads = call_.query_heads;
+  const int64_t kv_heads = call_.kv_heads;
+  Axes& a = axes_;
+  if (is_3d) {
+    a.query_heads = std::max<int64_t>(query_heads, 1);
+    a.kv_heads = std::max<int64_t>(kv_heads, 1);
+    if ((query_heads > 0 && kv_heads > 0) || (query_heads == 0 && kv_heads == 0)) {
+      return absl::OkStatus();
     }
-    return Invalid(tensor.name, " is not supported in streams");
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "query_heads is %d and kv_heads %d; both must be positive, or both 0 for one head",
+        query_heads, kv_heads));
   }
+  const int axis = heads_outside_ ? 1 : 2;
+  a.query_heads = call_.q.shape[axis];
+  a.kv_heads = call_.k.shape[axis];
+  if ((query_heads == 0 || query_heads == a.query_heads) &&
+      (kv_heads == 0 || kv_heads == a.kv_heads)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "query_heads is %d and kv_heads %d; they must be 0, or those of q and k: %d and %d",
+      query_heads, kv_heads, a.query_heads, a.kv_heads));
+}
+
+absl::Status ChunkedCall::ReadShapes() {
+  RAPT_RETURN_IF_ERROR(CheckFeatures(call_));
   const Shape& q = call_.q.shape;
   const Shape& k = call_.k.shape;
   const Shape& v = call_.v.shape;
@@ -126,49 +155,26 @@ absl::Status ChunkedCall::ReadShapes() {
       call_.layout == Layout::kBse || (call_.layout == Layout::kByRank && q.size() == 3);
   const size_t rank = is_3d ? 3 : 4;
   for (const auto& [name, shape] : {std::pair("q", &q), {"k", &k}, {"v", &v}}) {
-    if (shape->size() == rank && std::find_if(shape->begin(), shape->end(), [](int64_t size) {
-                                   return size < 0;
-                                 }) == shape->end()) {
-      continue;
-    }
+    if (shape->size() == rank && *std::min_element(shape->begin(), shape->end()) >= 0) continue;
     return absl::InvalidArgumentError(
         absl::StrFormat("%s has shape %s; it must have rank %d and no negative axis", name,
                         ToString(*shape), rank));
   }
-  Axes& a = axes_;
   heads_outside_ = !is_3d && call_.layout != Layout::kBshd;
-  if (is_3d) {
-    const bool has_heads = call_.query_heads > 0 && call_.kv_heads > 0;
-    if (!has_heads && (call_.query_heads != 0 || call_.kv_heads != 0)) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "query_heads is %d and kv_heads %d; both must be positive, or both 0 for one head",
-          call_.query_heads, call_.kv_heads));
-    }
-    a.query_heads = std::max<int64_t>(call_.query_heads, 1);
-    a.kv_heads = std::max<int64_t>(call_.kv_heads, 1);
-    a.query_length = q[1];
-    a.key_length = k[1];
-    if (q[2] % a.query_heads != 0 || v[2] % a.kv_heads != 0) {
-      return Invalid("the last axes of q and v must be multiples of the heads");
-    }
-    a.head_size = q[2] / a.query_heads;
-    a.value_head_size = v[2] / a.kv_heads;
-  } else {
-    const int heads = heads_outside_ ? 1 : 2;
-    a.query_heads = q[heads];
-    a.kv_heads = k[heads];
-    if ((call_.query_heads != 0 && call_.query_heads != a.query_heads) ||
-        (call_.kv_heads != 0 && call_.kv_heads != a.kv_heads)) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "query_heads is %d and kv_heads %d; they must be 0, or those of q and k: %d and %d",
-          call_.query_heads, call_.kv_heads, a.query_heads, a.kv_heads));
-    }
-    a.query_length = q[3 - heads];
-    a.key_length = k[3 - heads];
-    a.head_size = q[3];
-    a.value_head_size = v[3];
-  }
+  RAPT_RETURN_IF_ERROR(ReadHeads(is_3d));
+  Axes& a = axes_;
+  const int row_axis = heads_outside_ ? 2 : 1;
   a.batch = q[0];
+  a.query_length = q[row_axis];
+  a.key_length = k[row_axis];
+  // Of rank 3, the last axis has the numbers of all heads.
+  const int64_t query_parts = is_3d ? a.query_heads : 1;
+  const int64_t kv_parts = is_3d ? a.kv_heads : 1;
+  if (q.back() % query_parts != 0 || v.back() % kv_parts != 0) {
+    return Invalid("the last axes of q and v must be multiples of the heads");
+  }
+  a.head_size = q.back() / query_parts;
+  a.value_head_size = v.back() / kv_parts;
   const auto shape_of = [&](int64_t size) {
     if (is_3d) return Shape{a.batch, a.key_length, a.kv_heads * size};
     return heads_outside_ ? Shape{a.batch, a.kv_heads, a.key_length, size}

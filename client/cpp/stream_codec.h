@@ -73,6 +73,7 @@ class ChunkedCall {
   ChunkedCall(const AttendCall& call, const StreamOptions& options)
       : call_(call), options_(options) {}
   absl::Status ReadShapes();
+  absl::Status ReadHeads(bool is_3d);
   absl::Status CheckData() const;
   absl::Status CheckHeader() const;
   absl::Status ReadMask(absl::string_view name, const TensorView& mask, Shape& shape) const;

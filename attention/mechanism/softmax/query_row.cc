@@ -191,15 +191,13 @@ void QueryRow::Differentiate(const RowCotangent& cotangent, RowGradient& gradien
     for (size_t j = 0; step == Step::kSoftcapped && p_.softcap > 0 && j < s.size(); ++j) {
       slope[j] *= 1 - s[j] / p_.softcap * (s[j] / p_.softcap);
     }
-    for (size_t j = 0; step == Step::kBiased && cotangent.forward && j < s.size(); ++j) {
-      const double given = cotangent.forward->lse;
-      weights[j] = given == kMinusInfinity ? 0 : std::exp(s[j] - given);
-    }
-    if (step == Step::kSoftmax && !cotangent.forward) {
-      std::copy(s.begin(), s.end(), weights.begin());
-    }
+    const bool has_weights = step == (cotangent.forward ? Step::kBiased : Step::kSoftmax);
+    if (has_weights) std::copy(s.begin(), s.end(), weights.begin());
   });
-  if (cotangent.forward) lse = cotangent.forward->lse;
+  if (cotangent.forward) {
+    lse = cotangent.forward->lse;
+    for (double& w : weights) w = lse == kMinusInfinity ? 0 : std::exp(w - lse);
+  }
 
   double sum = 0;  // of dY Y
   double entmax_sum = 0;
@@ -224,15 +222,16 @@ void QueryRow::Differentiate(const RowCotangent& cotangent, RowGradient& gradien
 
   for (int64_t j = 0; j < p_.total_keys(); ++j) {
     const double weight = weights[j];
-    double dx = 0;
-    if (weight != 0) {
-      const double g = gradient.weights[j];
-      dx = alpha_ == 1 ? weight * (g - delta)
-                       : std::pow(weight, 2 - alpha_) * (g - entmax_sum / entmax_slopes);
+    if (weight == 0) {  // gradient.weights[j] is 0 already
+      gradient.raw[j] = gradient.biased[j] = 0;
+      continue;
     }
-    gradient.raw[j] = weight == 0 ? 0 : dx * slope[j];
+    const double g = gradient.weights[j];
+    const double dx = alpha_ == 1 ? weight * (g - delta)
+                                  : std::pow(weight, 2 - alpha_) * (g - entmax_sum / entmax_slopes);
+    gradient.raw[j] = dx * slope[j];
     gradient.biased[j] = dx;
-    gradient.weights[j] = weight == 0 ? 0 : weight * DropoutFactor(j);
+    gradient.weights[j] = weight * DropoutFactor(j);
   }
 }
 

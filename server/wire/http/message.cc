@@ -1,5 +1,7 @@
 #include "server/wire/http/message.h"
 
+#include <utility>
+
 #include "absl/strings/match.h"
 #include "base/json_string.h"
 #include "server/rejection.h"
@@ -9,6 +11,30 @@ namespace rapt::http {
 namespace {
 
 constexpr int kClientClosedRequest = 499;  // as nginx names it; nobody reads the response
+
+constexpr std::pair<int, absl::string_view> kReasonPhrases[] = {
+    {200, "OK"},
+    {204, "No Content"},
+    {304, "Not Modified"},
+    {400, "Bad Request"},
+    {401, "Unauthorized"},
+    {403, "Forbidden"},
+    {404, "Not Found"},
+    {405, "Method Not Allowed"},
+    {408, "Request Timeout"},
+    {409, "Conflict"},
+    {413, "Content Too Large"},
+    {415, "Unsupported Media Type"},
+    {417, "Expectation Failed"},
+    {429, "Too Many Requests"},
+    {431, "Request Header Fields Too Large"},
+    {kClientClosedRequest, "Client Closed Request"},
+    {500, "Internal Server Error"},
+    {501, "Not Implemented"},
+    {503, "Service Unavailable"},
+    {504, "Gateway Timeout"},
+    {505, "HTTP Version Not Supported"},
+};
 
 int StatusOfRejection(Rejection why) {
   switch (why) {
@@ -85,52 +111,10 @@ Response ErrorResponse(const absl::Status& status) {
 }
 
 absl::string_view ReasonOf(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 204:
-      return "No Content";
-    case 304:
-      return "Not Modified";
-    case 400:
-      return "Bad Request";
-    case 401:
-      return "Unauthorized";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 408:
-      return "Request Timeout";
-    case 409:
-      return "Conflict";
-    case 413:
-      return "Content Too Large";
-    case 415:
-      return "Unsupported Media Type";
-    case 417:
-      return "Expectation Failed";
-    case 429:
-      return "Too Many Requests";
-    case 431:
-      return "Request Header Fields Too Large";
-    case kClientClosedRequest:
-      return "Client Closed Request";
-    case 500:
-      return "Internal Server Error";
-    case 501:
-      return "Not Implemented";
-    case 503:
-      return "Service Unavailable";
-    case 504:
-      return "Gateway Timeout";
-    case 505:
-      return "HTTP Version Not Supported";
-    default:
-      return "Unknown";
+  for (const auto& [known, reason] : kReasonPhrases) {
+    if (known == status) return reason;
   }
+  return "Unknown";
 }
 
 }  // namespace rapt::http
