@@ -515,7 +515,7 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
     problem.has_key_lengths = true;
   }
   for (const auto& [role, dtype] :
-       {std::pair{Role::kHeadSink, &problem.head_sink}, {Role::kAlpha, &problem.head_alpha}}) {
+       {std::pair{Role::kHeadSink, &problem.head_sink}, {Role::kHeadAlpha, &problem.head_alpha}}) {
     RAPT_RETURN_IF_ERROR(ResolveHeads(role, call, names, q.heads, *dtype));
   }
   RAPT_RETURN_IF_ERROR(ResolveRelative(call, names, problem));

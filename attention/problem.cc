@@ -150,14 +150,15 @@ absl::Status CheckNormalizer(const Problem& p, const FieldNames& names) {
   const std::string normalizer =
       absl::StrCat(names[Attribute::kNormalizer], " is ", NameOf(p.normalizer));
   if (p.normalizer != Normalizer::kEntmax && (p.alpha || p.head_alpha)) {
-    return Invalid(p.alpha ? names[Attribute::kAlpha] : names[Role::kAlpha], " is set, but ",
+    return Invalid(p.alpha ? names[Attribute::kAlpha] : names[Role::kHeadAlpha], " is set, but ",
                    normalizer, "; it must be ", NameOf(Normalizer::kEntmax));
   }
   if (p.normalizer == Normalizer::kSoftmax) return absl::OkStatus();
   if (p.normalizer == Normalizer::kEntmax && p.alpha.has_value() == p.head_alpha.has_value()) {
     return Invalid(normalizer, ", and ", names[Attribute::kAlpha],
-                   p.alpha ? " is given twice" : " is missing",
-                   "; it must be either one number or a tensor with one for each head");
+                   p.alpha ? " is given twice" : " is missing", "; set either ",
+                   names[Attribute::kAlpha], " or ", names[Role::kHeadAlpha],
+                   ", one for each head");
   }
   const std::pair<absl::string_view, bool> excluded[] = {
       {names[Role::kHeadSink], p.head_sink.has_value()}, {names[Role::kLse], p.wants_lse}};
@@ -171,7 +172,7 @@ absl::Status CheckNormalizer(const Problem& p, const FieldNames& names) {
                    ", which needs all keys at once; sections of the keys cannot be "
                    "merged");
   }
-  return p.head_alpha ? CheckFp32OrQueryType(Role::kAlpha, *p.head_alpha, p, names)
+  return p.head_alpha ? CheckFp32OrQueryType(Role::kHeadAlpha, *p.head_alpha, p, names)
                       : absl::OkStatus();
 }
 
@@ -589,8 +590,9 @@ absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& na
 absl::Status ValidateAlphas(const Problem& p, const Arguments& a, const FieldNames& names) {
   const AttributeInfo& info = Attributes()[static_cast<size_t>(Attribute::kAlpha)];
   for (int64_t h = 0; p.head_alpha && h < p.query_heads; ++h) {
-    const double alpha = LoadElement(a.inputs[Role::kAlpha].Row(h, 0, 0), *p.head_alpha, 0);
-    RAPT_RETURN_IF_ERROR(CheckRange(info, alpha, absl::StrCat(names[Role::kAlpha], "[", h, "]")));
+    const double alpha = LoadElement(a.inputs[Role::kHeadAlpha].Row(h, 0, 0), *p.head_alpha, 0);
+    RAPT_RETURN_IF_ERROR(
+        CheckRange(info, alpha, absl::StrCat(names[Role::kHeadAlpha], "[", h, "]")));
   }
   return absl::OkStatus();
 }

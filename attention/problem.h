@@ -237,7 +237,7 @@ struct Problem {
   // Any but softmax excludes head_sink, lse and folding. With kEntmax, either alpha or head_alpha.
   Normalizer normalizer = Normalizer::kSoftmax;
   std::optional<double> alpha = std::nullopt;
-  std::optional<DType> head_alpha = std::nullopt;  // the type of kAlpha, FP32 or Q's
+  std::optional<DType> head_alpha = std::nullopt;  // the type of kHeadAlpha, FP32 or Q's
 
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;

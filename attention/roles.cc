@@ -284,11 +284,10 @@ constexpr RoleInfo kForwardRoles[] = {
          [](const Problem& p) {
            return Dims{p.additive_weight->heads, p.head_size, 1, 1};
          }},
-    {.role = Role::kAlpha,
-     .onnx = "alpha",
-     .native = "alpha",
+    {.role = Role::kHeadAlpha,
+     .onnx = "head_alpha",
+     .native = "head_alpha",
      .c = "head_alpha",
-     .flag = "head-alpha",
      .help = "--alpha of each head, [Hq]",
      .unlisted = true,
      .broadcasts = true,

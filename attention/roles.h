@@ -40,7 +40,7 @@ enum class Role : uint8_t {
   kPositionIds,
   kKeyPositionIds,
   kAdditiveWeight,
-  kAlpha,
+  kHeadAlpha,
   kBlockMask,
   kSelectedIndices,
   kGlobalMask,

@@ -86,7 +86,7 @@ constexpr std::pair<Role, rapt_input rapt_arguments::*> kInputFields[] = {
     {Role::kPositionIds, &rapt_arguments::position_ids},
     {Role::kKeyPositionIds, &rapt_arguments::key_position_ids},
     {Role::kAdditiveWeight, &rapt_arguments::additive_weight},
-    {Role::kAlpha, &rapt_arguments::head_alpha},
+    {Role::kHeadAlpha, &rapt_arguments::head_alpha},
     {Role::kBlockMask, &rapt_arguments::block_mask},
     {Role::kSelectedIndices, &rapt_arguments::selected_indices},
     {Role::kGlobalMask, &rapt_arguments::global_mask},

@@ -30,7 +30,7 @@ constexpr CallTensor kTensors[] = {
     {"position_ids", &AttendCall::position_ids},
     {"key_position_ids", &AttendCall::key_position_ids},
     {"additive_weight", &AttendCall::additive_weight},
-    {"alpha", &AttendCall::head_alpha},
+    {"head_alpha", &AttendCall::head_alpha},
     {"block_mask", &AttendCall::block_mask},
     {"selected_indices", &AttendCall::selected_indices},
     {"global_mask", &AttendCall::global_mask},

@@ -207,7 +207,7 @@ def forward(x, parameters):
             s = s + anp.where(getval(x[name]) == -np.inf, 0.0, x[name])
     s = s + relative(x, parameters)
     if parameters.get("normalizer", "softmax") != "softmax":
-        alpha = {"sparsemax": 2.0, "entmax15": 1.5}.get(parameters["normalizer"]) or x.get("alpha", parameters.get("alpha"))
+        alpha = {"sparsemax": 2.0, "entmax15": 1.5}.get(parameters["normalizer"]) or x.get("head_alpha", parameters.get("alpha"))
         alpha = np.asarray(alpha).reshape(-1, 1, 1)
         weights, lse = entmax(s, seen, alpha), None
     else:
@@ -310,7 +310,7 @@ CASES = {
     "sparsemax": ({"attn_mask": normal(QUERIES, KEYS)}, {"normalizer": "sparsemax"}),
     "entmax15": (PAST, {"normalizer": "entmax15", "is_causal": True}),
     "entmax": ({"relative_bias": normal(HEADS, 5)}, {"normalizer": "entmax", "alpha": 1.25}),
-    "entmax by head": ({"alpha": np.array([1.2, 1.5, 2.0, 1.75])}, {"normalizer": "entmax"}),
+    "entmax by head": ({"head_alpha": np.array([1.2, 1.5, 2.0, 1.75])}, {"normalizer": "entmax"}),
     "entmax of relative vectors": ({"relative_keys": normal(HEADS, 5, SIZE)}, {"normalizer": "entmax15"}),
     "blocks": (
         {"block_mask": bools(BATCH, HEADS, 3, 3)}, {"block_q": 2, "block_k": 3}),

@@ -880,8 +880,8 @@ const Fault kFaults[] = {
      [](auto& m) {
        Fill(*Header(m).mutable_relative_values(), v1::FP32, {1, 4, 6});
      }},
-    {"AnAlphaOfFewHeads", "alpha has shape [2]; it must be [4], the number of heads of q",
-     [](auto& m) { Fill(*Header(m).mutable_alpha(), v1::FP32, {2}); }},
+    {"AnAlphaOfFewHeads", "head_alpha has shape [2]; it must be [4], the number of heads of q",
+     [](auto& m) { Fill(*Header(m).mutable_head_alpha(), v1::FP32, {2}); }},
     {"TwoBiasesByDistance", "attention.alibi and relative_bias are both set; at most one",
      [](auto& m) {
        Fill(*Header(m).mutable_relative_bias(), v1::FP32, {4, 5});
@@ -934,11 +934,11 @@ TEST_F(AttendStreamTest, RefusesAnAlphaOutOfRange) {
   std::vector<Message> messages =
       MessagesOf(problem, RandomInputs(problem, rng), {v1::QUERIES_STREAM, 4, 7});
   const float alphas[] = {1, 2, 3, 1.5};
-  Header(messages).mutable_alpha()->set_data(alphas, sizeof(alphas));
+  Header(messages).mutable_head_alpha()->set_data(alphas, sizeof(alphas));
   const Responses responses = Call(*stub_, messages);
   EXPECT_EQ(responses.status.error_code(), StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(responses.status.error_message(),
-              HasSubstr("alpha[2] is 3; it must be from 1 (softmax) to 2 (sparsemax)"));
+              HasSubstr("head_alpha[2] is 3; it must be from 1 (softmax) to 2 (sparsemax)"));
   WaitUntilNothingIsHeld(*server_);
 }
 

@@ -143,8 +143,8 @@ v1::AttendRequest ToMessage(const Problem& p, const Inputs& inputs, v1::Layout l
     message.mutable_head_sink()->mutable_shape()->Truncate(1);  // [Hq]
   }
   if (inputs.head_alpha) {
-    *message.mutable_alpha() = ToMessage(*inputs.head_alpha);
-    message.mutable_alpha()->mutable_shape()->Truncate(1);
+    *message.mutable_head_alpha() = ToMessage(*inputs.head_alpha);
+    message.mutable_head_alpha()->mutable_shape()->Truncate(1);
   }
   const auto write_table = [](const std::optional<Tensor>& table,
                               v1::Tensor* (v1::AttendRequest::*field)(), v1::AttendRequest& out,

@@ -113,7 +113,7 @@ Arguments MakeArguments(const Inputs& inputs, Outputs& outputs) {
   if (inputs.additive_weight) {
     arguments.inputs[Role::kAdditiveWeight] = MaskView(*inputs.additive_weight);
   }
-  if (inputs.head_alpha) arguments.inputs[Role::kAlpha] = inputs.head_alpha->View();
+  if (inputs.head_alpha) arguments.inputs[Role::kHeadAlpha] = inputs.head_alpha->View();
   if (inputs.block_mask) arguments.inputs[Role::kBlockMask] = MaskView(*inputs.block_mask);
   if (inputs.selected) arguments.inputs[Role::kSelectedIndices] = MaskView(*inputs.selected);
   if (inputs.global_mask) arguments.inputs[Role::kGlobalMask] = MaskView(*inputs.global_mask);

@@ -76,7 +76,7 @@ inline bool IsInProblem(const AttributeInfo& info) {
 // MostTensors().
 inline constexpr Role kRelativeTables[] = {Role::kAlibiSlopes,    Role::kBiasTable,
                                            Role::kRelativeBias,   Role::kCosCache,
-                                           Role::kAdditiveWeight, Role::kAlpha};
+                                           Role::kAdditiveWeight, Role::kHeadAlpha};
 
 // A small problem that wants every output, and every input except kRelativeTables.
 inline Problem MostTensors() {
@@ -108,7 +108,7 @@ inline Problem MostTensors() {
 // The same with one of kRelativeTables. RolesTest checks that they want every input.
 inline Problem EveryTensorWith(Role table) {
   Problem problem = MostTensors();
-  if (table == Role::kAlpha) {
+  if (table == Role::kHeadAlpha) {
     UseNormalizer(Normalizer::kEntmax, problem);
     problem.head_alpha = DType::kFloat32;
   }

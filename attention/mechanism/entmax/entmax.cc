@@ -53,7 +53,7 @@ double AlphaOf(const Problem& p, const Arguments& a, int64_t h) {
   }
   if (p.alpha) return *p.alpha;
   // Shared memory may have changed since it was checked; NaN becomes 1.
-  const double alpha = LoadElement(a.inputs[Role::kAlpha].Row(h, 0, 0), *p.head_alpha, 0);
+  const double alpha = LoadElement(a.inputs[Role::kHeadAlpha].Row(h, 0, 0), *p.head_alpha, 0);
   return alpha >= 1 ? std::min(alpha, 2.0) : 1;
 }
 

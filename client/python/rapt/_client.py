@@ -87,7 +87,7 @@ def _fields(call: Call) -> _Message:
     is_rows = len(tensors["q"].shape) == 2
     for name, x in tensors.items():
         sent = x.with_a_batch() if is_rows and name in OF_LAYOUT else x
-        fields["alpha" if name == "head_alpha" else name] = x.data.tolist() if name == "key_lengths" else sent.message()
+        fields[name] = x.data.tolist() if name == "key_lengths" else sent.message()
     return _Message(fields, is_rows)
 
 

@@ -67,7 +67,7 @@ ATTEND_REQUEST: Schema = {
     "position_ids": (24, TENSOR),
     "key_position_ids": (25, TENSOR),
     "additive_weight": (26, TENSOR),
-    "alpha": (27, TENSOR),
+    "head_alpha": (27, TENSOR),
     "block_mask": (28, TENSOR),
     "selected_indices": (29, TENSOR),
     "global_mask": (30, TENSOR),

@@ -960,7 +960,7 @@ VARIANTS = {  # arrays beside Q, K and V, and flags
     "sparsemax": ({}, ["--normalizer=sparsemax"]),
     "entmax15": ({}, ["--normalizer=entmax15", "--dropout=0.2"]),
     "entmax": ({}, ["--normalizer=entmax", "--alpha=1.3"]),
-    "entmax_by_head": ({"alpha": np.array([1.1, 1.4, 1.6, 1.9])}, ["--normalizer=entmax"]),
+    "entmax_by_head": ({"head_alpha": np.array([1.1, 1.4, 1.6, 1.9])}, ["--normalizer=entmax"]),
     "blocks": ({"block_mask": np.eye(3, dtype=bool)[None, None]}, ["--block-q=2", "--block-k=2"]),
     "selected": ({"selected_indices": np.array([[[[0, 3, -1], [5, 1, 2]] + [[4, 0, 1]] * 3]] * 2, np.int32)}, []),
     "global": ({"global_mask": np.eye(2, 6, dtype=bool)}, ["--window=1,0", "--prefix-keys=1"]),
@@ -973,7 +973,7 @@ def test_gradcheck_of_every_variant_passes(rapt, tmp_path, where, arrays, flags)
     np.savez(tmp_path / "in.npz", q=draw(1, 2, 4, 5, 8), k=draw(2, 2, 2, 6, 8), v=draw(3, 2, 2, 6, 8), **arrays)
     shown = rapt("gradcheck", "in.npz", *flags, *where).stdout.splitlines()
     floats = [name for name, array in arrays.items() if array.dtype.kind == "f"]
-    without = {"cos_cache", "sin_cache", "alpha"}
+    without = {"cos_cache", "sin_cache", "head_alpha"}
     names = {"dq", "dk", "dv", *(f"d_{name}" for name in floats if name not in without), "all"}
     assert {line.split()[0] for line in shown[1:]} == names
     assert all(line.endswith("PASS") for line in shown[1:]), shown

@@ -101,7 +101,7 @@ struct FullCall {
   FullCall& operator=(const FullCall&) = delete;
 
   static float ValueOf(Role role) {
-    return role == Role::kAlpha ? 1.375F : 0.25F * (static_cast<float>(role) + 1);
+    return role == Role::kHeadAlpha ? 1.375F : 0.25F * (static_cast<float>(role) + 1);
   }
 };
 

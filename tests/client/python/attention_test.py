@@ -20,7 +20,7 @@ LSE_SLACK = {np.float64: 0, np.float32: 1e-5, np.float16: 1e-5, ml_dtypes.bfloat
 GRADIENT_TOLERANCES = {"FP64": 1e-12, "FP32": 1e-5, "FP16": 4e-3, "BF16": 3e-2}
 
 # The names of the Open Inference Protocol -> those of the package.
-TENSORS = {"Q": "q", "K": "k", "V": "v", "attn_mask": "mask", "nonpad_kv_seqlen": "key_lengths", "alpha": "head_alpha"}
+TENSORS = {"Q": "q", "K": "k", "V": "v", "attn_mask": "mask", "nonpad_kv_seqlen": "key_lengths"}
 SCALARS = {"is_causal": "causal"}
 ROTATES = ("rope", "rotary")
 

@@ -260,7 +260,7 @@ TEST(OipCodecTest, AcceptsEachNormalizer) {
   EXPECT_EQ(DecodedProblem(number).normalizer, Normalizer::kEntmax);
   EXPECT_EQ(DecodedProblem(number).alpha, 1.25);
   ModelInferRequest tensor = with("entmax");
-  AddRaw(tensor, "alpha", "FP32", {1});
+  AddRaw(tensor, "head_alpha", "FP32", {1});
   EXPECT_EQ(DecodedProblem(tensor).head_alpha, DType::kFloat32);
 }
 
@@ -994,15 +994,15 @@ const Refusal kRefusals[] = {
     {"AlphaForOtherHeads",
      [](auto& m) {
        Parameter(m, "normalizer").set_string_param("entmax");
-       AddRaw(m, "alpha", "FP32", {2});
+       AddRaw(m, "head_alpha", "FP32", {2});
      },
      kInvalid,
-     {"alpha", "[2]", "[1]"}},
+     {"head_alpha", "[2]", "[1]"}},
     {"AlphaTwice",
      [](auto& m) {
        Parameter(m, "normalizer").set_string_param("entmax");
        Parameter(m, "alpha").set_double_param(1.5);
-       AddRaw(m, "alpha", "FP32", {1});
+       AddRaw(m, "head_alpha", "FP32", {1});
      },
      kInvalid,
      {"alpha is given twice"}},
