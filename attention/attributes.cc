@@ -2,9 +2,14 @@
 
 #include <iterator>
 #include <limits>
+#include <optional>
+#include <type_traits>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "attention/operator.h"
+#include "attention/operator_schema.h"
 
 namespace rapt {
 namespace {
@@ -218,8 +223,33 @@ constexpr bool RangesHaveMembers() {
 }
 static_assert(RangesHaveMembers(), "Validate() compares members of Problem with the ranges");
 
+template <size_t kIndex>
+void AppendRow(std::vector<AttributeSchema>& rows) {
+  constexpr const AttributeInfo& kInfo = kTable[kIndex];
+  constexpr auto kMember = std::get<kInfo.field.index()>(kInfo.field).call;
+  if constexpr (kMember != nullptr) {
+    rows.push_back(AttributeOf<kMember>(kInfo.onnx, kInfo.help == nullptr ? "" : kInfo.help));
+    // Absent is neither true nor false.
+    rows.back().is_on = std::is_same_v<decltype(kMember), std::optional<bool> OperatorCall::*const>;
+  }
+}
+
+template <size_t... kIndices>
+void AppendRows(std::vector<AttributeSchema>& rows, std::index_sequence<kIndices...>) {
+  (AppendRow<kIndices>(rows), ...);
+}
+
 }  // namespace
 
 absl::Span<const AttributeInfo> Attributes() { return kTable; }
+
+absl::Span<const AttributeSchema> AttentionAttributes() {
+  static const auto* const rows = [] {
+    auto* all = new std::vector<AttributeSchema>;
+    AppendRows(*all, std::make_index_sequence<kAttributes>());
+    return all;
+  }();
+  return *rows;
+}
 
 }  // namespace rapt

@@ -15,6 +15,7 @@
 
 namespace rapt {
 
+struct AttributeSchema;
 struct OperatorCall;
 struct Problem;
 
@@ -93,6 +94,9 @@ struct AttributeInfo {
 };
 
 absl::Span<const AttributeInfo> Attributes();
+
+// Those with a member of OperatorCall, in the table of the operator.
+absl::Span<const AttributeSchema> AttentionAttributes();
 
 }  // namespace rapt
 

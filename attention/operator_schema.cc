@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "attention/attention_schema.h"
 #include "attention/mechanism/linear/linear_attention.h"
 #include "attention/mechanism/lsh/lsh_attention.h"
 #include "attention/positions/positional_encoding.h"
@@ -15,8 +16,9 @@
 namespace rapt {
 
 absl::Span<const OperatorSchema* const> OperatorSchemas() {
-  static constexpr const OperatorSchema* kAll[] = {&kRotaryEmbedding, &kPositionalEncoding,
-                                                   &kLinearAttention, &kLshAttention};
+  static const OperatorSchema* const kAll[] = {&AttentionSchema(), &AttentionBackwardSchema(),
+                                               &kRotaryEmbedding,  &kPositionalEncoding,
+                                               &kLinearAttention,  &kLshAttention};
   return kAll;
 }
 

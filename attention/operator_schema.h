@@ -1,5 +1,5 @@
-// An operator other than attention as a table: its names, tensors and attributes. Protocols read
-// and describe its calls by the table.
+// An operator as a table: its names, tensors and attributes. Interfaces read and describe its calls
+// by the table.
 #ifndef RAPT_ATTENTION_OPERATOR_SCHEMA_H_
 #define RAPT_ATTENTION_OPERATOR_SCHEMA_H_
 
@@ -14,8 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "attention/attribute_value.h"
+#include "attention/bound_call.h"
 #include "attention/roles.h"
-#include "attention/tensor_operator.h"
 #include "rapt/choices.h"
 
 namespace rapt {
@@ -27,7 +27,7 @@ class SchemaCall {
 
   virtual InputMap<std::optional<TensorSpec>>& inputs() = 0;
   // Checks the call. InvalidArgument as the operator's function has it.
-  virtual absl::StatusOr<std::shared_ptr<const TensorOperator>> Make() const = 0;
+  virtual absl::StatusOr<BoundCall> Bind() const = 0;
 };
 
 // With the struct of the operator.
@@ -53,6 +53,8 @@ struct TensorSchema {
   absl::string_view follows = {};
   absl::string_view help = {};
   bool any_rank = false;  // not only `rank`
+  // Of a required input: the attribute with which it is absent.
+  absl::string_view replaced_by = {};
 };
 
 // A choice is the index of its name, uint8_t.
@@ -70,8 +72,10 @@ struct AttributeSchema {
 
 struct OperatorSchema {
   absl::string_view name;
-  absl::string_view method;  // of rapt.v1.AttentionService
-  absl::string_view help;    // a sentence
+  // Of rapt.v1.AttentionService. Empty: attention and its backward pass, which have a codec of
+  // their own.
+  absl::string_view method;
+  absl::string_view help;  // a sentence
   absl::Span<const TensorSchema> inputs, outputs;
   absl::Span<const AttributeSchema> attributes;
   std::unique_ptr<SchemaCall> (*new_call)();
@@ -145,8 +149,10 @@ constexpr AttributeSchema AttributeOf(absl::string_view name, absl::string_view 
 template <typename Call, auto kMake>
 std::unique_ptr<SchemaCall> NewCall() {
   class Made final : public TypedCall<Call> {
-    absl::StatusOr<std::shared_ptr<const TensorOperator>> Make() const override {
-      return kMake(this->call);
+    absl::StatusOr<BoundCall> Bind() const override {
+      absl::StatusOr<std::shared_ptr<const TensorOperator>> op = kMake(this->call);
+      if (!op.ok()) return op.status();
+      return BoundCall(*std::move(op));
     }
   };
   return std::make_unique<Made>();

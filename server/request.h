@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "attention/attention_schema.h"
 #include "attention/backend.h"
 #include "attention/operator.h"
 #include "attention/operator_schema.h"
@@ -104,7 +105,11 @@ struct ModelId {
   ModelId() = default;
   // REQUIRES: neither kOperator nor kLayer.
   ModelId(Model kind) : kind(kind) {}  // NOLINT(google-explicit-constructor)
-  explicit ModelId(const OperatorSchema& schema) : kind(Model::kOperator), schema(&schema) {}
+  explicit ModelId(const OperatorSchema& schema)
+      : kind(&schema == &AttentionSchema()           ? Model::kAttention
+             : &schema == &AttentionBackwardSchema() ? Model::kAttentionBackward
+                                                     : Model::kOperator),
+        schema(&schema) {}
   explicit ModelId(std::shared_ptr<const std::string> layer)
       : kind(Model::kLayer), layer(std::move(layer)) {}
 
@@ -113,20 +118,20 @@ struct ModelId {
   // Its name in the Open Inference Protocol.
   absl::string_view name() const {
     if (layer != nullptr) return *layer;
-    if (schema != nullptr) return schema->name;
+    if (kind == Model::kOperator) return schema->name;
     constexpr absl::string_view kNames[] = {"attention", "attention_backward", "attention_session"};
     return kNames[static_cast<size_t>(kind)];
   }
 
   Model kind = Model::kAttention;
-  const OperatorSchema* schema = nullptr;    // of an operator
+  const OperatorSchema* schema = nullptr;    // of an operator; may be null of attention
   std::shared_ptr<const std::string> layer;  // the name of a layer
 };
 
 // The models but layers, in the order in which they are listed.
 inline const std::vector<ModelId>& BuiltInModels() {
   static const auto* const kModels = [] {
-    auto* models = new std::vector<ModelId>{Model::kAttention, Model::kAttentionBackward};
+    auto* models = new std::vector<ModelId>;
     for (const OperatorSchema* schema : OperatorSchemas()) models->emplace_back(*schema);
     models->emplace_back(Model::kAttentionSession);
     return models;

@@ -47,8 +47,8 @@ struct rapt_call {
 struct rapt_plan {
   rapt::Plan plan;
   std::string description;
-  const rapt::OperatorSchema* schema = nullptr;                 // null: attention
-  std::shared_ptr<const rapt::TensorOperator> op = nullptr;     // of the schema
+  const rapt::OperatorSchema* schema = nullptr;                 // null: of a rapt_problem
+  std::optional<rapt::BoundCall> call = {};                     // of the schema
   rapt::InputMap<std::optional<rapt::TensorSpec>> inputs = {};  // likewise
 };
 
@@ -592,14 +592,15 @@ absl::Status WantOutput(rapt_call* call, const char* name) {
 
 absl::Status PlanCall(const rapt_context* context, const rapt_call* call, rapt_plan** plan) {
   RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"call", call}, {"plan", plan}}));
-  RAPT_ASSIGN_OR_RETURN(auto op, call->call->Make());
+  RAPT_ASSIGN_OR_RETURN(rapt::BoundCall bound, call->call->Bind());
   for (const rapt::TensorSchema* output : call->wanted) {
-    if (op->outputs()[output->role]) continue;
-    return Invalid("output ", output->name, " is wanted; it needs ", output->follows);
+    if (bound.outputs()[output->role]) continue;
+    return Invalid("output ", output->name, " is wanted; it needs ",
+                   output->follows.empty() ? "input V" : output->follows);
   }
-  RAPT_ASSIGN_OR_RETURN(rapt::Plan made, MakePlan(*op, context->options));
+  RAPT_ASSIGN_OR_RETURN(rapt::Plan made, bound.MakePlan(context->options));
   std::string description = made.Describe();
-  *plan = new rapt_plan{std::move(made), std::move(description), &call->schema, std::move(op),
+  *plan = new rapt_plan{std::move(made), std::move(description), &call->schema, std::move(bound),
                         call->call->inputs()};
   return absl::OkStatus();
 }
@@ -616,7 +617,7 @@ absl::Status DescribeOutput(const rapt_plan* plan, const char* name, int32_t* dt
   RAPT_RETURN_IF_ERROR(CheckIsOfCall(*plan));
   RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* output,
                         FindRow(*plan->schema, "output", plan->schema->outputs, name));
-  const std::optional<rapt::TensorSpec>& spec = plan->op->outputs()[output->role];
+  const std::optional<rapt::TensorSpec>& spec = plan->call->outputs()[output->role];
   if (!spec) return Invalid("the plan does not have output ", name);
   *dtype = RAPT_FP32 + static_cast<int32_t>(spec->dtype);
   *rank = static_cast<int32_t>(spec->shape.size());
@@ -664,7 +665,7 @@ absl::Status CheckComplete(const rapt_plan& plan, const rapt::Arguments& argumen
     }
   }
   for (const rapt::TensorSchema& output : plan.schema->outputs) {
-    if (HasElements(plan.op->outputs()[output.role]) &&
+    if (HasElements(plan.call->outputs()[output.role]) &&
         arguments.outputs[output.role].data == nullptr) {
       return Invalid(output.name, " is missing or null");
     }
@@ -683,8 +684,9 @@ absl::Status RunCall(rapt_context* context, const rapt_plan* plan, const rapt_te
   }
   RAPT_RETURN_IF_ERROR(CheckComplete(*plan, arguments));
   rapt::MutexLock lock(context->running);
-  return Run(*plan->op, plan->plan, arguments,
-             WorkspaceOf(context, plan->plan, workspace, workspace_bytes), context->pool);
+  return plan->call->Run(plan->plan, arguments,
+                         WorkspaceOf(context, plan->plan, workspace, workspace_bytes),
+                         context->pool);
 }
 
 }  // namespace

@@ -111,7 +111,8 @@ absl::StatusOr<Report> ComputeHere(const LayerFlags& flags, const LoadedInputs& 
   if (flags.causal) call.is_causal = true;
   if (flags.dropout) call.dropout = Dropout{*flags.dropout, flags.seed};
   RAPT_ASSIGN_OR_RETURN(const auto op, MakeLayerCall(std::move(layer), call));
-  RAPT_ASSIGN_OR_RETURN(OperatorResult computed, RunHere(*op, loaded.inputs.ToArguments()));
+  RAPT_ASSIGN_OR_RETURN(OperatorResult computed,
+                        RunHere(BoundCall(op), loaded.inputs.ToArguments()));
   const client::LayerResult result{
       *std::move(computed.outputs[Role::kY]),
       std::move(computed.outputs[flags.average ? kAveragedWeights : kLayerWeights])};

@@ -1,4 +1,4 @@
-// Operators other than attention, computed in this process.
+// Operators, computed in this process.
 #ifndef RAPT_CLIENT_CLI_LOCAL_OPERATOR_H_
 #define RAPT_CLIENT_CLI_LOCAL_OPERATOR_H_
 
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "attention/tensor_operator.h"
+#include "attention/bound_call.h"
 #include "rapt/tensor.h"
 
 namespace rapt {
@@ -17,7 +17,7 @@ struct OperatorResult {
 };
 
 // Computes on all cores. REQUIRES: each input has the size of its shape.
-absl::StatusOr<OperatorResult> RunHere(const TensorOperator& op, const Arguments& inputs);
+absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& inputs);
 
 }  // namespace rapt
 

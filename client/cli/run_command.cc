@@ -1,4 +1,4 @@
-// rapt run: any operator other than attention, with flags from its table.
+// rapt run: any operator, with flags from its table.
 #include <cstdio>
 #include <deque>
 #include <map>
@@ -50,6 +50,9 @@ absl::string_view Absl(std::string_view text) { return {text.data(), text.size()
 std::string FlagOf(absl::string_view name) {
   return absl::StrReplaceAll(absl::AsciiStrToLower(name), {{"_", "-"}});
 }
+
+// Whether every call has the tensor.
+bool IsRequired(const TensorSchema& input) { return input.required && input.replaced_by.empty(); }
 
 // The name of a tensor in archives.
 std::string MemberOf(const TensorSchema& tensor) { return absl::AsciiStrToLower(tensor.name); }
@@ -131,7 +134,7 @@ std::vector<Flag> OperatorFlags::Table() {
   for (size_t n = 0; n < inputs.size(); ++n) {
     const TensorSchema& input = schema.inputs[n];
     table.push_back(
-        {Keep(FlagOf(input.name)), "FILE", Std(input.help), &inputs[n], '\0', input.required});
+        {Keep(FlagOf(input.name)), "FILE", Std(input.help), &inputs[n], '\0', IsRequired(input)});
   }
   table.push_back({"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype});
   for (size_t n = 0; n < outputs.size(); ++n) {
@@ -230,19 +233,18 @@ absl::Status AddOutput(const OperatorFlags& flags, size_t n, int added_axes,
 }
 
 // Sets the inputs and wanted outputs of the call, and checks it.
-absl::StatusOr<std::shared_ptr<const TensorOperator>> Check(const OperatorFlags& flags,
-                                                            const LoadedInputs& loaded) {
+absl::StatusOr<BoundCall> Check(const OperatorFlags& flags, const LoadedInputs& loaded) {
   flags.call->inputs() = loaded.inputs.Specs();
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     const TensorSchema& row = flags.schema.outputs[n];
     if (row.want != nullptr && IsWanted(flags, n)) row.want(*flags.call);
   }
-  return flags.call->Make();
+  return flags.call->Bind();
 }
 
 absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInputs& loaded) {
-  RAPT_ASSIGN_OR_RETURN(const auto op, Check(flags, loaded));
-  RAPT_ASSIGN_OR_RETURN(const OperatorResult computed, RunHere(*op, loaded.inputs.ToArguments()));
+  RAPT_ASSIGN_OR_RETURN(const BoundCall call, Check(flags, loaded));
+  RAPT_ASSIGN_OR_RETURN(const OperatorResult computed, RunHere(call, loaded.inputs.ToArguments()));
   Report report{.outputs = {}, .backend = computed.backend, .plan = computed.plan};
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     const auto& output = computed.outputs[flags.schema.outputs[n].role];
@@ -316,8 +318,9 @@ ExitCode Run(OperatorFlags& flags) {
 void PrintOperators() {
   std::puts(
       "usage: rapt run OPERATOR --INPUT FILE ... -o FILE [flags]\n\n"
-      "Computes an operator other than attention over NumPy arrays of float32, float16,\n"
-      "float64 or bfloat16. A FILE is a .npy file, or a member of an archive such as\n"
+      "Computes an operator over NumPy arrays of float32, float16, float64 or bfloat16,\n"
+      "with the names that it has in the Open Inference Protocol. A FILE is a .npy file, or a "
+      "member of an archive such as\n"
       "in.npz:x.\n");
   for (const OperatorSchema* schema : OperatorSchemas()) {
     absl::PrintF("  %-20s %s\n", schema->name, schema->help);
@@ -345,7 +348,7 @@ ExitCode RunRunCommand(CommandArguments arguments) {
   OperatorFlags flags(*schema);
   std::string usage = absl::StrCat("rapt run ", name);
   for (const TensorSchema& input : schema->inputs) {
-    if (input.required) absl::StrAppend(&usage, " --", FlagOf(input.name), " FILE");
+    if (IsRequired(input)) absl::StrAppend(&usage, " --", FlagOf(input.name), " FILE");
   }
   for (const AttributeSchema& attribute : schema->attributes) {
     if (attribute.required) absl::StrAppend(&usage, " --", FlagOf(attribute.name), " N");

@@ -55,7 +55,8 @@ class PerModel {
   static size_t IndexOf(const ModelId& model) {
     const std::vector<ModelId>& all = BuiltInModels();
     const auto found = std::find_if(all.begin(), all.end(), [&](const ModelId& other) {
-      return other.kind == model.kind && other.schema == model.schema;
+      return other.kind == model.kind &&
+             (model.kind != Model::kOperator || other.schema == model.schema);
     });
     return static_cast<size_t>(found - all.begin());
   }

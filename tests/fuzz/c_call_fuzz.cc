@@ -24,8 +24,20 @@ namespace {
 // The product of all axes, and the bytes of outputs and workspace, beyond which a call is not
 // computed.
 constexpr double kLargest = 1e6;
-constexpr const char* kOutputs[] = {
-    "output", "present_state", "present_normalizer", "relative_error", "Y", "buckets"};
+constexpr const char* kOutputs[] = {"output",
+                                    "present_state",
+                                    "present_normalizer",
+                                    "relative_error",
+                                    "Y",
+                                    "buckets",
+                                    "present_key",
+                                    "present_value",
+                                    "qk_matmul_output",
+                                    "lse",
+                                    "dQ",
+                                    "dK",
+                                    "dV",
+                                    "d_attn_mask"};
 
 std::array<char, RAPT_MESSAGE_BYTES> message;
 

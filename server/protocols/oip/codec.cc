@@ -305,8 +305,8 @@ absl::StatusOr<std::vector<int64_t>> ReadKeyLengths(const InputBytes& bytes) {
 }
 
 absl::Status ReadInput(InputReading& reading, int index, Role role,
-                       const std::optional<SharedReference>& shared, OperatorCall& call,
-                       Request& request) {
+                       const std::optional<SharedReference>& shared,
+                       InputMap<std::optional<TensorSpec>>& specs, Request& request) {
   RAPT_ASSIGN_OR_RETURN(TensorSpec spec, ReadSpec(reading.fields.message.inputs(index)));
   RAPT_ASSIGN_OR_RETURN(InputBytes bytes, ReadBytes(reading, index, spec, shared));
   if (role != Role::kKeyLengths) {
@@ -314,7 +314,7 @@ absl::Status ReadInput(InputReading& reading, int index, Role role,
   } else if (spec.dtype == DType::kInt64) {  // otherwise Resolve() rejects it
     RAPT_ASSIGN_OR_RETURN(request.key_lengths, ReadKeyLengths(bytes));
   }
-  call.inputs[role] = std::move(spec);
+  specs[role] = std::move(spec);
   return absl::OkStatus();
 }
 
@@ -346,7 +346,7 @@ absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
 }
 
 absl::Status ReadInputs(const Fields& fields, const ModelInfo& model, SharedTensors& shared_tensors,
-                        OperatorCall& call, Request& request) {
+                        InputMap<std::optional<TensorSpec>>& specs, Request& request) {
   const ModelInferRequest& message = fields.message;
   Roles roles;
   for (const InputTensor& input : message.inputs()) {
@@ -361,7 +361,7 @@ absl::Status ReadInputs(const Fields& fields, const ModelInfo& model, SharedTens
     if (!fields.raw.empty() && reading.raw_used == fields.raw.size() && !references[i]) {
       return WrongRawCount(fields, in_message);
     }
-    RAPT_RETURN_IF_ERROR(ReadInput(reading, i, roles[i], references[i], call, request));
+    RAPT_RETURN_IF_ERROR(ReadInput(reading, i, roles[i], references[i], specs, request));
   }
   if (reading.raw_used != fields.raw.size()) return WrongRawCount(fields, in_message);
   return absl::OkStatus();
@@ -382,13 +382,14 @@ bool Contains(const OutputRequests& all, Role role) {
 }
 
 // Those of a message that requests none.
-OutputRequests UsualOutputs(const ModelInfo& model, const OperatorCall& call) {
+OutputRequests UsualOutputs(const ModelInfo& model, const Calls& calls) {
   OutputRequests all;
   for (const ModelTensor& output : model.outputs) {
-    const bool usual = model.model != Model::kAttentionBackward
-                           ? output.role == Role::kY
-                           : output.role == Role::kDQ || output.role == Role::kDK ||
-                                 (output.role == Role::kDV && !call.v_head_size);
+    const bool usual =
+        model.model != Model::kAttentionBackward
+            ? output.role == Role::kY
+            : output.role == Role::kDQ || output.role == Role::kDK ||
+                  (output.role == Role::kDV && !AttentionOf(*calls.call).v_head_size);
     if (usual) all.push_back({output.name, output.role, std::nullopt});
   }
   return all;
@@ -428,30 +429,21 @@ void RequestOutputs(OutputRequests& all, Calls& calls) {
 }
 
 // Sets what the call computes.
-void RequestOutputs(const ModelId& model, const Parameters& parameters, OutputRequests& all,
-                    Calls& calls) {
+void RequestOutputs(const ModelId& model, OutputRequests& all, Calls& calls) {
   if (model == Model::kLayer) return RequestOutputs(all, calls);
-  if (model == Model::kOperator) {
+  if (model.schema != nullptr) {
     for (const TensorSchema& output : model.schema->outputs) {
       if (output.want != nullptr && Contains(all, output.role)) output.want(*calls.call);
     }
     return;
   }
-  OperatorCall& call = calls.attention;
-  if (model == Model::kAttentionBackward) {
-    call.gradients.emplace();
-    for (const OutputRequest& request : all) call.gradients->Add(request.role);
-    return;
-  }
-  if (Contains(all, Role::kScores)) call.score_output = parameters.score_output;
-  call.wants_lse = Contains(all, Role::kLse);
-  call.wants_present = Contains(all, Role::kPresentKey) || Contains(all, Role::kPresentValue);
+  calls.attention.wants_lse = Contains(all, Role::kLse);
 }
 
 absl::Status Unavailable(const RequestedOutput& output, const ModelId& model) {
   return Invalid(
       "output ", output.name, " is requested; ",
-      model.schema == nullptr
+      IsAttention(model)
           ? "there is none with v_head_size"
           : absl::StrCat("it needs ", FindTensor(model.schema->outputs, output.name)->follows));
 }
@@ -485,7 +477,6 @@ absl::StatusOr<SessionCall> MakeSession(const ModelInfo& model, const ModelConte
   if (!context.sequence_lease) {
     return absl::UnimplementedError("not supported: sequences need --kv_cache_bytes");
   }
-  calls.layer.inputs = calls.attention.inputs;
   return MakeLayerSession(calls.session, model, calls.layer, inputs);
 }
 
@@ -505,26 +496,17 @@ absl::Status ReadSession(const ModelInferRequest& message, const ModelInfo& mode
   return absl::OkStatus();
 }
 
-// REQUIRES: the model is not attention's.
-absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(const ModelInfo& info,
-                                                                   Calls& calls) {
-  if (info.layer == nullptr) {
-    calls.call->inputs() = calls.attention.inputs;
-    return calls.call->Make();
-  }
-  calls.layer.inputs = calls.attention.inputs;
-  return MakeLayerCall(info.layer, calls.layer);
-}
-
 // Checks the call and sets what the request computes.
 absl::Status ResolveCall(const ModelInfo& model, Calls& calls, Request& request) {
   if (IsAttention(request.model)) {
-    calls.attention.alignment = Alignment::kOnnx;
-    RAPT_ASSIGN_OR_RETURN(request.call, Resolve(calls.attention));
-    return absl::OkStatus();
+    RAPT_ASSIGN_OR_RETURN(request.call, ResolveAttention(*calls.call));
+  } else if (model.layer == nullptr) {
+    RAPT_ASSIGN_OR_RETURN(const BoundCall bound, calls.call->Bind());
+    request.SetOperator(bound.tensor_operator());
+  } else {
+    RAPT_ASSIGN_OR_RETURN(auto made, MakeLayerCall(model.layer, calls.layer));
+    request.SetOperator(std::move(made));
   }
-  RAPT_ASSIGN_OR_RETURN(auto made, MakeOperator(model, calls));
-  request.SetOperator(std::move(made));
   return absl::OkStatus();
 }
 
@@ -544,15 +526,15 @@ absl::Status Decode(std::shared_ptr<const InferFields> fields, const ModelInfo& 
   RAPT_ASSIGN_OR_RETURN(const Parameters parameters,
                         ReadParameters(message.parameters(), model, calls));
   RAPT_ASSIGN_OR_RETURN(OutputRequests requested, ReadOutputs(message, info));
-  if (requested.empty()) requested = UsualOutputs(info, calls.attention);
-  RequestOutputs(model, parameters, requested, calls);
+  if (requested.empty()) requested = UsualOutputs(info, calls);
+  RequestOutputs(model, requested, calls);
 
   decoded.model = decoded.request.model = model;
   for (const OutputRequest& output : requested) {
     decoded.outputs.push_back({output.name, output.role, {}, output.shared});
   }
   SharedTensors shared_tensors(shared_memory);
-  absl::Status status = ReadInputs(*fields, info, shared_tensors, calls.attention, decoded.request);
+  absl::Status status = ReadInputs(*fields, info, shared_tensors, calls.inputs(), decoded.request);
   decoded.request.owner = fields;  // the request reads small typed contents in it
   const bool is_session =
       model == Model::kAttentionSession || (model == Model::kLayer && calls.session.given());

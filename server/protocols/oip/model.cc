@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "attention/attention_schema.h"
 #include "attention/operator_schema.h"
 #include "attention/roles.h"
 
@@ -13,30 +14,6 @@ namespace rapt::oip {
 namespace {
 
 constexpr char kPlatform[] = "rapt_attention";
-
-ModelTensor TensorOf(Role role) {
-  const RoleInfo& info = InfoOf(role);
-  return {info.onnx, role, info.usual_dtype, info.rank, info.required, info.unlisted};
-}
-
-ModelInfo Attention() {
-  ModelInfo model{.model = Model::kAttention, .inputs = {}, .outputs = {}};
-  for (Role role : kInputs) model.inputs.push_back(TensorOf(role));
-  for (Role role : kOutputs) model.outputs.push_back(TensorOf(role));
-  return model;
-}
-
-ModelInfo AttentionBackward() {
-  ModelInfo model{.model = Model::kAttentionBackward, .inputs = {}, .outputs = {}};
-  for (Role role : kAllInputs) {
-    ModelTensor tensor = TensorOf(role);
-    if (role == Role::kOutputGradient) tensor.required = true;
-    if (role == Role::kMask) tensor.dtype = DType::kFloat32;  // only then it has a gradient
-    model.inputs.push_back(tensor);
-  }
-  for (Role role : kGradients) model.outputs.push_back(TensorOf(role));
-  return model;
-}
 
 ModelInfo Operator(const OperatorSchema& schema) {
   return {.model = ModelId(schema),
@@ -46,16 +23,19 @@ ModelInfo Operator(const OperatorSchema& schema) {
 
 ModelInfo AttentionSession() {
   ModelInfo model{.model = Model::kAttentionSession, .inputs = {}, .outputs = {}};
-  for (Role role : {Role::kQ, Role::kK, Role::kV}) model.inputs.push_back(TensorOf(role));
+  for (const ModelTensor& input : AttentionSchema().inputs) {
+    const bool has = input.role == Role::kQ || input.role == Role::kK || input.role == Role::kV;
+    if (has) model.inputs.push_back(input);
+  }
   model.inputs.front().required = false;
-  for (Role role : {Role::kY, Role::kLse}) model.outputs.push_back(TensorOf(role));
+  for (const ModelTensor& output : AttentionSchema().outputs) {
+    if (output.role == Role::kY || output.role == Role::kLse) model.outputs.push_back(output);
+  }
   return model;
 }
 
 ModelInfo BuiltIn(const ModelId& model) {
-  if (model.schema != nullptr) return Operator(*model.schema);
-  if (model == Model::kAttentionSession) return AttentionSession();
-  return model == Model::kAttentionBackward ? AttentionBackward() : Attention();
+  return model.schema == nullptr ? AttentionSession() : Operator(*model.schema);
 }
 
 // A pointer to a built-in model.

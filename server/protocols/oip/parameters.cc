@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "attention/attributes.h"
 #include "base/invalid.h"
 #include "base/status_macros.h"
 
@@ -68,26 +67,6 @@ absl::Status ReadName(absl::string_view name, const InferParameter& value,
   }
   out = static_cast<Enum>(choice);
   return absl::OkStatus();
-}
-
-// Reads qk_matmul_output_mode.
-absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value,
-                             ScoreOutput& out) {
-  int64_t mode;
-  if (!Read(name, value, mode).ok() || mode < 0 || mode > 3) {
-    return WrongValue(name, value, "0 (scores), 1 (after softcap), 2 (after bias) or 3 (weights)");
-  }
-  out = static_cast<ScoreOutput>(mode);
-  return absl::OkStatus();
-}
-
-// Types narrower than FP32 are accepted and computed in FP32.
-absl::Status ReadSoftmaxPrecision(absl::string_view name, const InferParameter& value,
-                                  bool& in_fp64) {
-  DType type = DType::kFloat32;
-  absl::Status status = Read(name, value, type);
-  in_fp64 = type == DType::kFloat64;
-  return status;
 }
 
 absl::Status ReadTimeout(absl::string_view name, const InferParameter& value,
@@ -152,20 +131,6 @@ class ParameterReader {
 };
 
 // Read the parameters of a model's call. They return false if the parameter is none of them.
-bool ReadAttribute(const ParameterReader& parameter, OperatorCall& call) {
-  return std::any_of(Attributes().begin(), Attributes().end(), [&](const AttributeInfo& info) {
-    const auto read = [&](const auto& field) {
-      if (field.call == nullptr) return false;
-      auto& out = call.*field.call;
-      if constexpr (std::is_enum_v<std::decay_t<decltype(out)>>) {
-        return parameter.Is(info.onnx, info.choices, out);
-      } else {
-        return parameter.Is(info.onnx, out);
-      }
-    };
-    return std::visit(read, info.field);
-  });
-}
 
 // A seed alone drops nothing.
 bool ReadOf(const ParameterReader& parameter, std::optional<Dropout>& out) {
@@ -178,32 +143,24 @@ bool ReadOf(const ParameterReader& parameter, std::optional<Dropout>& out) {
   return true;
 }
 
-// Of attention and its backward pass.
-bool ReadOf(const ParameterReader& parameter, Model model, OperatorCall& call,
-            Parameters& parameters) {
-  return ReadAttribute(parameter, call) || ReadOf(parameter, call.dropout) ||
-         (model == Model::kAttention &&
-          parameter.IsBy(ReadScoreOutput, "qk_matmul_output_mode", parameters.score_output)) ||
-         parameter.IsBy(ReadSoftmaxPrecision, "softmax_precision", call.softmax_in_fp64);
+absl::Status Set(const AttributeSchema& attribute, const InferParameter& value, SchemaCall& call) {
+  const std::optional<GivenValue> given = GivenOf(value);
+  if (given) {
+    if (const auto read = ReadValue(attribute, *given); read.ok()) {
+      attribute.set(call, *read);
+      return absl::OkStatus();
+    }
+  }
+  return WrongValue(attribute.name, value, AllowedValues(attribute));
 }
 
-// Of the operators with a table.
+// Of an operator.
 bool ReadOf(const ParameterReader& parameter, const OperatorSchema& schema, SchemaCall& call) {
-  return std::any_of(schema.attributes.begin(), schema.attributes.end(),
-                     [&](const AttributeSchema& attribute) {
-                       AttributeValue value = attribute.kind;
-                       const auto read = [&](auto& out) {
-                         using Type = std::decay_t<decltype(out)>;
-                         if constexpr (std::is_same_v<Type, uint8_t>) {
-                           return parameter.Is(attribute.name, attribute.choices, out);
-                         } else {
-                           return parameter.Is(attribute.name, out);
-                         }
-                       };
-                       if (!std::visit(read, value)) return false;
-                       attribute.set(call, value);
-                       return true;
-                     });
+  return std::any_of(schema.attributes.begin(), schema.attributes.end(), [&](const auto& row) {
+    const auto set = [&row](absl::string_view /*name*/, const InferParameter& value,
+                            SchemaCall& out) { return Set(row, value, out); };
+    return parameter.IsBy(set, row.name, call);
+  });
 }
 
 // Triton's longest one.
@@ -251,28 +208,18 @@ bool ReadOfSession(const ParameterReader& parameter, Calls& calls) {
          parameter.Is("layers", calls.session.layers) || ReadOf(parameter, calls.session);
 }
 
-bool ReadOwn(const ParameterReader& parameter, const ModelId& model, Calls& calls,
-             Parameters& parameters) {
-  switch (model.kind) {
-    case Model::kAttention:
-    case Model::kAttentionBackward:
-      return ReadOf(parameter, model.kind, calls.attention, parameters);
-    case Model::kAttentionSession:
-      return ReadOfSession(parameter, calls);
-    case Model::kOperator:
-      return ReadOf(parameter, *model.schema, *calls.call);
-    case Model::kLayer:
-      return ReadOf(parameter, calls.layer.dropout) || ReadOf(parameter, calls.session) ||
-             parameter.Is("is_causal", calls.layer.is_causal) ||
-             parameter.Is("average_attn_weights", calls.average_attn_weights);
-  }
-  return false;
+bool ReadOwn(const ParameterReader& parameter, const ModelId& model, Calls& calls) {
+  if (calls.call != nullptr) return ReadOf(parameter, *model.schema, *calls.call);
+  if (!calls.is_layer) return ReadOfSession(parameter, calls);
+  return ReadOf(parameter, calls.layer.dropout) || ReadOf(parameter, calls.session) ||
+         parameter.Is("is_causal", calls.layer.is_causal) ||
+         parameter.Is("average_attn_weights", calls.average_attn_weights);
 }
 
 // The same with the parameters of every model.
 bool ReadAny(const ParameterReader& parameter, const ModelId& model, Calls& calls,
              Parameters& parameters) {
-  return ReadOwn(parameter, model, calls, parameters) ||
+  return ReadOwn(parameter, model, calls) ||
          parameter.IsBy(ReadTimeout, "timeout", parameters.timeout) ||
          parameter.IsBy(ReadPriority, "priority", parameters.priority);
 }

@@ -29,20 +29,25 @@ inline constexpr char kRegionBytesParameter[] = "shared_memory_byte_size";
 using ParameterMap = google::protobuf::Map<std::string, inference::InferParameter>;
 
 struct Parameters {
-  ScoreOutput score_output = ScoreOutput::kScores;  // qk_matmul_output_mode
-  std::chrono::microseconds timeout{0};             // 0: none
+  std::chrono::microseconds timeout{0};  // 0: none
   uint64_t priority = 0;
 };
 
-// A call of each kind of model; a message has one of them. Their inputs are read into `attention`.
+// A call of each kind of model; a message has one of them.
 struct Calls {
   explicit Calls(const ModelId& model)
-      : call(model.schema != nullptr ? model.schema->new_call() : nullptr) {}
+      : call(model.schema != nullptr ? model.schema->new_call() : nullptr),
+        is_layer(model == Model::kLayer) {}
 
-  OperatorCall attention;            // and of the backward pass
-  std::unique_ptr<SchemaCall> call;  // of another operator, or null
+  InputMap<std::optional<TensorSpec>>& inputs() {
+    return call != nullptr ? call->inputs() : is_layer ? layer.inputs : attention.inputs;
+  }
+
+  std::unique_ptr<SchemaCall> call;  // null unless of an operator
+  const bool is_layer;
   LayerCall layer;
   bool average_attn_weights = false;  // of `layer`
+  OperatorCall attention;             // of attention_session
   SessionParameters session;          // beside those of `attention` or `layer`
 };
 

@@ -72,7 +72,8 @@ absl::StatusOr<Request> LinearStream::Decode(const MessageBytes& message) {
   wanted_ = Codec().ReadWants(fields, *read);
   call.wants_present_state = true;
   if (IsNormalized(call)) call.wants_present_normalizer = true;
-  RAPT_ASSIGN_OR_RETURN(operator_, read->Make());
+  RAPT_ASSIGN_OR_RETURN(const BoundCall bound, read->Bind());
+  operator_ = bound.tensor_operator();
   request.SetOperator(operator_);
   for (Role role : {Role::kY, linear::kRelativeError}) {
     wanted_.Add(role, request.Outputs().contains(role));

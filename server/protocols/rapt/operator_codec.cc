@@ -170,8 +170,8 @@ absl::StatusOr<Request> OperatorCodec::Decode(const MessageBytes& message,
   RAPT_RETURN_IF_ERROR(ReadAttributes(fields, *call));
   ReadWants(fields, *call);
   RAPT_RETURN_IF_ERROR(ReadTensors(fields, &shared_tensors, *call, request));
-  RAPT_ASSIGN_OR_RETURN(auto op, call->Make());
-  request.SetOperator(std::move(op));
+  RAPT_ASSIGN_OR_RETURN(const BoundCall bound, call->Bind());
+  request.SetOperator(bound.tensor_operator());
   RAPT_RETURN_IF_ERROR(CheckResponseSize(OutputsOf(*request.tensor_operator, request.Outputs())));
   std::move(shared_tensors).TransferTo(request);
   return std::move(request);
@@ -205,7 +205,9 @@ std::string OperatorCodec::EndOf(const Result& result) const {
 const std::vector<OperatorCodec>& OperatorCodecs() {
   static const auto* const kCodecs = [] {
     auto* codecs = new std::vector<OperatorCodec>;
-    for (const OperatorSchema* schema : OperatorSchemas()) codecs->emplace_back(*schema);
+    for (const OperatorSchema* schema : OperatorSchemas()) {
+      if (!schema->method.empty()) codecs->emplace_back(*schema);
+    }
     return codecs;
   }();
   return *kCodecs;

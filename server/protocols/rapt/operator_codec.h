@@ -76,7 +76,7 @@ class OperatorCodec {
   std::vector<wire::PayloadField> payloads_;
 };
 
-// Those of all operators.
+// Those of all operators that have a method in their table.
 const std::vector<OperatorCodec>& OperatorCodecs();
 
 // REQUIRES: there is an operator with this method.

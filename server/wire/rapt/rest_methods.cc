@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "server/protocols/json_limits.h"
 #include "server/protocols/rapt/json_tensors.h"
+#include "server/protocols/rapt/operator_codec.h"
 #include "server/protocols/response_size.h"
 #include "server/rejection.h"
 #include "server/wire/http/call_method.h"
@@ -192,12 +193,22 @@ class RestHandler final : public http::BodyHandler, private MethodCall {
   int64_t reserved_text_bytes_ = 0;
 };
 
+// "linear-attend" of LinearAttend.
+std::string InKebabCase(absl::string_view name) {
+  std::string kebab;
+  for (const char c : name) {
+    if (absl::ascii_isupper(c) && !kebab.empty()) kebab += '-';
+    kebab += absl::ascii_tolower(c);
+  }
+  return kebab;
+}
+
 }  // namespace
 
 void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
                     http::Router& router) {
-  const auto add = [&](const char* http_method, const char* path, const char* service,
-                       const char* name) {
+  const auto add = [&](const char* http_method, const std::string& path, const char* service,
+                       absl::string_view name) {
     const auto found = json.methods.find(absl::StrCat("/", service, "/", name));
     const auto& method = *google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(
         absl::StrCat(service, ".", name));
@@ -214,10 +225,10 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
   add("GET", "/rapt/v1/server", kServiceName, "GetServerInfo");
   add("POST", "/rapt/v1/attend", kServiceName, "Attend");
   add("POST", "/rapt/v1/attend-backward", kServiceName, "AttendBackward");
-  add("POST", "/rapt/v1/linear-attend", kServiceName, "LinearAttend");
-  add("POST", "/rapt/v1/lsh-attend", kServiceName, "LshAttend");
-  add("POST", "/rapt/v1/rotary-embed", kServiceName, "RotaryEmbed");
-  add("POST", "/rapt/v1/encode-positions", kServiceName, "EncodePositions");
+  for (const OperatorCodec& codec : OperatorCodecs()) {
+    const absl::string_view method = codec.schema().method;
+    add("POST", absl::StrCat("/rapt/v1/", InKebabCase(method)), kServiceName, method);
+  }
   add("POST", "/rapt/v1/estimate-memory", kServiceName, "EstimateMemory");
   add("POST", "/rapt/v1/diagnose", kServiceName, "Diagnose");
   add("GET", "/rapt/v1/caches", kCacheServiceName, "List");

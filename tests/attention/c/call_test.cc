@@ -1,4 +1,4 @@
-// Operators other than attention through the C interface, compared with the operators in C++.
+// Operators by their names through the C interface, compared with the operators in C++.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,9 +14,9 @@
 
 #include "attention/operator_schema.h"
 #include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
 #include "rapt/attention.h"
 #include "tests/attention/c/c_type.h"
-#include "tests/support/run_operator.h"
 #include "tests/support/tensor.h"
 
 namespace rapt::test {
@@ -29,7 +29,7 @@ struct Input {
   std::string name;
   Shape shape;
   double low = -1, high = 1;           // of random numbers
-  std::vector<int64_t> integers = {};  // instead of them
+  std::vector<int64_t> integers = {};  // instead of them, INT64 unless `dtype` is another
   DType dtype = DType::kFloat32;
 };
 
@@ -65,13 +65,112 @@ Case Lsh(std::vector<std::pair<std::string, std::string>> attributes,
   return c;
 }
 
+// 1 but every third.
+std::vector<int64_t> Bits(int64_t count) {
+  std::vector<int64_t> bits(count, 1);
+  for (int64_t n = 2; n < count; n += 3) bits[n] = 0;
+  return bits;
+}
+
+// B 2, Hq 4, Hkv 2, Sq 3, Sk 6, D 8, Dv 6.
+Case Attention(std::vector<Input> inputs,
+               std::vector<std::pair<std::string, std::string>> attributes,
+               std::vector<std::string> wants = {}) {
+  Case c{"attention",
+         {{"Q", {2, 4, 3, 8}}, {"K", {2, 2, 6, 8}}, {"V", {2, 2, 6, 6}}},
+         std::move(attributes),
+         std::move(wants)};
+  c.inputs.insert(c.inputs.end(), inputs.begin(), inputs.end());
+  return c;
+}
+
+std::vector<Case> AttentionCases() {
+  const Input lengths = {"nonpad_kv_seqlen", {2}, 0, 0, {4, 6}};
+  const Input cos = {"cos_cache", {9, 4}}, sin = {"sin_cache", {9, 4}};
+  const DType kBool = DType::kBool, kInt32 = DType::kInt32;
+  Case three_axes = {"attention",
+                     {{"Q", {2, 3, 32}}, {"K", {2, 6, 16}}, {"V", {2, 6, 12}}, {"head_sink", {4}}},
+                     {{"q_num_heads", "4"}, {"kv_num_heads", "2"}, {"alibi", "1"}},
+                     {"lse"}};
+  Case values_in_keys = {"attention",
+                         {{"Q", {2, 4, 3, 8}}, {"K", {2, 2, 6, 8}}},
+                         {{"v_head_size", "5"}, {"scale", "0.3"}}};
+  Case other_layout = {"attention",
+                       {{"Q", {2, 3, 4, 8}}, {"K", {2, 6, 2, 8}}, {"V", {2, 6, 2, 6}}},
+                       {{"layout", "bshd"},
+                        {"alignment", "bottom_right"},
+                        {"is_causal", "true"},
+                        {"softmax_precision", "FP64"},
+                        {"dropout_probability", "0.25"},
+                        {"dropout_seed", "18446744073709551615"}}};
+  return {
+      three_axes,
+      values_in_keys,
+      other_layout,
+      Attention({{"attn_mask", {3, 6}}, {"attention_bias", {4, 1, 6}}, lengths},
+                {{"scale", "0.5"}, {"softcap", "2.5"}, {"qk_matmul_output_mode", "1"}},
+                {"qk_matmul_output", "lse"}),
+      Attention({{"past_key", {2, 2, 4, 8}}, {"past_value", {2, 2, 4, 6}}}, {{"is_causal", "1"}},
+                {"present_key", "present_value"}),
+      Attention({{"global_mask", {2, 6}, 0, 0, Bits(12), kBool}},
+                {{"left_window_size", "1"}, {"right_window_size", "0"}, {"prefix_keys", "2"}}),
+      Attention({{"alibi_slopes", {4}, 0, 1}}, {}),
+      Attention({{"bias_table", {8, 4}}}, {{"is_bidirectional", "1"}, {"max_distance", "5"}}),
+      Attention({{"relative_bias", {4, 5}}}, {}),
+      Attention({{"relative_keys", {1, 5, 8}}, {"relative_values", {4, 5, 6}}}, {}),
+      Attention({{"relative_keys", {1, 5, 8}}, {"relative_query", {2, 4, 3, 8}}}, {}),
+      Attention({cos,
+                 sin,
+                 {"position_ids", {2, 3}, 0, 0, {5, 6, 7, 0, 1, 8}},
+                 {"key_position_ids", {2, 6}, 0, 0, {0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 1, 0}}},
+                {{"interleaved", "1"}}),
+      Attention({}, {{"rope_theta", "500"}, {"rotary_embedding_dim", "4"}, {"rotary_keys", "0"}}),
+      Attention({{"additive_weight", {4, 8}}}, {{"score_function", "additive"}}),
+      Attention({}, {{"normalizer", "entmax"}, {"alpha", "1.25"}}),
+      Attention({{"head_alpha", {4}, 1.1, 1.9}}, {{"normalizer", "entmax"}}),
+      Attention({{"block_mask", {2, 1, 2, 3}, 0, 0, Bits(12), kBool}},
+                {{"block_q", "2"}, {"block_k", "2"}}),
+      Attention(
+          {{"selected_indices", {2, 1, 3, 2}, 0, 0, {0, 1, 2, 3, 4, 5, 0, -1, 5, 2, 3, 1}, kInt32}},
+          {}),
+  };
+}
+
+// The gradients of the float inputs of a call of attention.
+Case Backward(Case c) {
+  const bool is_3d = c.inputs[0].shape.size() == 3;
+  Shape y = c.inputs[0].shape;
+  y.back() = is_3d ? 24 : 6;
+  std::erase_if(c.attributes, [&](const auto& attribute) {
+    if (attribute.first == "v_head_size") y.back() = 5;
+    return attribute.first == "qk_matmul_output_mode";
+  });
+  c.op = "attention_backward";
+  c.wants.clear();
+  const OperatorSchema& schema = *FindOperator(c.op);
+  for (const TensorSchema& gradient : schema.outputs) {
+    for (const Input& input : c.inputs) {
+      const bool is_of = gradient.name == "d" + input.name || gradient.name == "d_" + input.name;
+      if (is_of) c.wants.emplace_back(gradient.name);
+    }
+  }
+  c.inputs.push_back({"dY", y});
+  const bool has_lse = c.attributes.empty() || c.attributes[0].first != "normalizer";
+  if (has_lse) {
+    c.inputs.push_back({"Y", y});
+    c.inputs.push_back({"lse", {2, 4, 3}, 1, 2});
+    c.inputs.push_back({"dlse", {2, 4, 3}});
+  }
+  return c;
+}
+
 std::vector<Case> Cases() {
   const Input past = {"past_state", {2, 2, 5, 7}}, head_decay = {"decay", {2, 9, 2}, -1, 0},
               key_decay = {"decay", {2, 9, 10}, -1, 0}, beta = {"beta", {2, 9, 1}, 0, 1},
               lengths = {"nonpad_kv_seqlen", {2}, 0, 0, {3, 9}};
   const Input key = {"K", {2, 3, 24, 8}}, padded = {"nonpad_kv_seqlen", {2}, 0, 0, {24, 19}};
   const Input cos = {"cos_cache", {50, 4}}, sin = {"sin_cache", {50, 4}};
-  return {
+  std::vector<Case> cases = {
       Linear("gated_delta", {head_decay, beta, past, lengths}),
       Linear("gated_delta", {key_decay, beta, past, lengths}, {{"state_type", "FP64"}}),
       Linear("linear", {}, {{"scale", "0.3"}, {"chunk_size", "4"}}),
@@ -115,9 +214,17 @@ std::vector<Case> Cases() {
       {"positional_encoding", {{"X", {3, 2, 9, 6}}, {"table", {11, 6}}}, {}},
       {"positional_encoding", {{"X", {0, 9, 6}}}, {}},
   };
+  for (const Case& c : AttentionCases()) {
+    cases.push_back(c);
+    cases.push_back(Backward(c));
+  }
+  return cases;
 }
 
-DType TypeOf(const Input& input) { return input.integers.empty() ? input.dtype : DType::kInt64; }
+DType TypeOf(const Input& input) {
+  const bool is_default = input.dtype == DType::kFloat32;
+  return input.integers.empty() || !is_default ? input.dtype : DType::kInt64;
+}
 
 size_t BytesOf(const TensorSpec& spec) {
   int64_t bytes = SizeOf(spec.dtype);
@@ -144,7 +251,10 @@ Tensors InputsOf(const Case& c) {
     std::vector<std::byte>& bytes = tensors[input.name];
     bytes.resize(BytesOf({TypeOf(input), input.shape}));
     if (!input.integers.empty()) {
-      std::memcpy(bytes.data(), input.integers.data(), bytes.size());
+      const auto size = static_cast<size_t>(SizeOf(TypeOf(input)));
+      for (size_t n = 0; n < input.integers.size(); ++n) {
+        std::memcpy(bytes.data() + n * size, &input.integers[n], size);  // little-endian
+      }
       continue;
     }
     if (bytes.empty()) continue;
@@ -156,7 +266,7 @@ Tensors InputsOf(const Case& c) {
   return tensors;
 }
 
-std::shared_ptr<const TensorOperator> OperatorOf(const Case& c) {
+BoundCall BoundOf(const Case& c) {
   const OperatorSchema& schema = *FindOperator(c.op);
   const std::unique_ptr<SchemaCall> call = schema.new_call();
   for (const Input& input : c.inputs) {
@@ -170,11 +280,11 @@ std::shared_ptr<const TensorOperator> OperatorOf(const Case& c) {
     const TensorSchema& output = RowOf(schema.outputs, name);
     if (output.want != nullptr) output.want(*call);
   }
-  return call->Make().value();
+  return call->Bind().value();
 }
 
 // The outputs by the operator in C++.
-Tensors Expected(const Case& c, const TensorOperator& op, Tensors& inputs) {
+Tensors Expected(const Case& c, const BoundCall& call, Tensors& inputs) {
   const OperatorSchema& schema = *FindOperator(c.op);
   Arguments arguments;
   for (const Input& input : c.inputs) {
@@ -184,13 +294,16 @@ Tensors Expected(const Case& c, const TensorOperator& op, Tensors& inputs) {
   }
   Tensors outputs;
   for (const TensorSchema& output : schema.outputs) {
-    const auto& spec = op.outputs()[output.role];
+    const auto& spec = call.outputs()[output.role];
     if (!spec) continue;
     std::vector<std::byte>& bytes = outputs[std::string(output.name)];
     bytes.resize(BytesOf(*spec));
     arguments.outputs[output.role].data = bytes.data();
   }
-  RunOperator(op, arguments, {.threads = 2});
+  const Plan plan = call.MakePlan({.threads = 2}).value();
+  AlignedBuffer workspace(plan.workspace_bytes());
+  ThreadPool pool(2);
+  EXPECT_EQ(call.Run(plan, arguments, workspace.span(), pool), absl::OkStatus());
   return outputs;
 }
 
@@ -269,15 +382,17 @@ std::vector<rapt_tensor> PointersTo(Tensors& tensors) {
 
 TEST_F(CCallTest, ReturnsTheBitsOfTheOperator) {
   for (const Case& c : Cases()) {
-    SCOPED_TRACE(c.op);
+    std::string attributes;
+    for (const auto& [name, text] : c.attributes) attributes += " " + name + "=" + text;
+    SCOPED_TRACE(c.op + attributes + " " + c.inputs.back().name);
     Tensors tensors = InputsOf(c);
-    const auto op = OperatorOf(c);
-    const Tensors want = Expected(c, *op, tensors);
+    const BoundCall bound = BoundOf(c);
+    const Tensors want = Expected(c, bound, tensors);
     Create(c);
     ASSERT_EQ(Plan(), RAPT_OK) << message_;
     for (const auto& [name, bytes] : want) {
       const TensorSpec spec = Output(name);
-      const TensorSpec& expected = *op->outputs()[RowOf(FindOperator(c.op)->outputs, name).role];
+      const TensorSpec& expected = *bound.outputs()[RowOf(FindOperator(c.op)->outputs, name).role];
       EXPECT_EQ(spec.dtype, expected.dtype) << name;
       EXPECT_EQ(spec.shape, expected.shape) << name;
       tensors[name].resize(bytes.size());
@@ -314,7 +429,7 @@ TEST_F(CCallTest, WritesInPlace) {
                   {{"X", {2, 3, 9, 8}}},
                   {{"rope_theta", "10000"}, {"rotary_embedding_dim", "6"}}};
   Tensors tensors = InputsOf(c);
-  const Tensors want = Expected(c, *OperatorOf(c), tensors);
+  const Tensors want = Expected(c, BoundOf(c), tensors);
   Create(c);
   ASSERT_EQ(Plan(), RAPT_OK) << message_;
   ASSERT_EQ(Run({{"X", tensors["X"].data()}, {"Y", tensors["X"].data()}}), RAPT_OK) << message_;
@@ -333,7 +448,7 @@ TEST_F(CCallTest, TakesNumbersAsTexts) {
   const Case c =
       Linear("linear", {}, {{"scale", "0.1"}, {"chunk_size", "4"}, {"is_causal", "false"}}, {});
   Tensors tensors = InputsOf(c);
-  const Tensors want = Expected(c, *OperatorOf(c), tensors);
+  const Tensors want = Expected(c, BoundOf(c), tensors);
   tensors["output"].resize(want.at("output").size());
   ASSERT_EQ(Run(PointersTo(tensors)), RAPT_OK) << message_;
   EXPECT_EQ(tensors["output"], want.at("output"));
@@ -357,8 +472,8 @@ TEST_F(CCallTest, NamesWhatIsInvalid) {
   const size_t size = sizeof(message_);
   rapt_call* other = nullptr;
   const std::pair<const char*, std::function<rapt_code()>> cases[] = {
-      {"op is 'softmax'; it must be one of rotary_embedding, positional_encoding, "
-       "linear_attention, lsh_attention",
+      {"op is 'softmax'; it must be one of attention, attention_backward, rotary_embedding, "
+       "positional_encoding, linear_attention, lsh_attention",
        [&] { return rapt_call_create("softmax", &other, m, size); }},
       {"op is null", [&] { return rapt_call_create(nullptr, &other, m, size); }},
       {"call is null", [&] { return rapt_call_create("lsh_attention", nullptr, m, size); }},
@@ -466,7 +581,7 @@ TEST_F(CCallTest, PlansRefuseWhatTheOperatorRefuses) {
 TEST_F(CCallTest, TakesTheWorkspaceOfTheCaller) {
   const Case c = Linear("linear", {}, {}, {});
   Tensors tensors = InputsOf(c);
-  const Tensors want = Expected(c, *OperatorOf(c), tensors);
+  const Tensors want = Expected(c, BoundOf(c), tensors);
   tensors["output"].resize(want.at("output").size());
   Create(c);
   ASSERT_EQ(Plan(), RAPT_OK) << message_;

@@ -386,7 +386,7 @@ typedef struct rapt_arguments {
 rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_arguments* arguments,
                    void* workspace, size_t workspace_bytes, char* message, size_t message_bytes);
 
-/* --- Other operators ------------------------------------------------------------------------- */
+/* --- Operators by their names ---------------------------------------------------------------- */
 
 /* A call of an operator by its name, with tensors and attributes by theirs:
  *
@@ -407,6 +407,19 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
  * float" may differ from it. Letters: B and D as above, T or S tokens, Hq and Hkv heads, H heads of
  * both, d_k and d_v the sizes of a head of keys and values. Sizes and numbers of heads are at most
  * 65536.
+ *
+ * attention, the ONNX operator Attention (opsets 23 to 25) with extensions: rapt_problem as a call,
+ * by the names that the model `attention` has in the Open Inference Protocol. Its inputs are Q, K
+ * and V [B, H, S, D], or [B, S, H * D] with q_num_heads and kv_num_heads, attn_mask, past_key,
+ * past_value, nonpad_kv_seqlen [B] and those of rapt_arguments under their names there (bias is
+ * attention_bias); its outputs Y and, if wanted, present_key, present_value, qk_matmul_output and
+ * lse; its attributes is_causal, scale, softcap, softmax_precision, qk_matmul_output_mode (0 to 3),
+ * left_window_size, right_window_size and others of rapt_problem under their names there, layout
+ * ("bhsd", "bshd" or "bse") and alignment, "onnx" by default.
+ *
+ * attention_backward, its gradients: the inputs of attention and dY, optionally Y and lse of the
+ * forward pass, and dlse. Outputs are, if wanted, dQ, dK, dV and d_ and the name of another input;
+ * if none is wanted dQ, dK and dV.
  *
  * linear_attention, the ONNX operator LinearAttention (opset 27): a state S of d_k x d_v numbers
  * for each key/value head instead of keys. For each token S = e^decay S + k u^T and output = scale
