@@ -113,9 +113,7 @@ absl::Status CheckRange(const AttributeInfo& info, const Problem& p, absl::strin
 
 absl::Status CheckFp32OrQueryType(Role role, DType dtype, const Problem& p,
                                   const FieldNames& names) {
-  if (dtype == DType::kFloat32 || dtype == p.dtype) return absl::OkStatus();
-  return Invalid(names[role], " has type ", NameOf(dtype), "; it must be FP32 or ", NameOf(p.dtype),
-                 ", the type of ", names[Role::kQ]);
+  return CheckTableType(names[role], dtype, p.dtype, names[Role::kQ]);
 }
 
 absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
@@ -529,6 +527,13 @@ double Problem::effective_scale() const {
 Section SectionOrFull(const Problem& p) {
   return p.section.value_or(Section{
       .query_length = p.query_length, .key_length = p.key_length, .past_length = p.past_length});
+}
+
+absl::Status CheckTableType(absl::string_view name, DType dtype, DType own, absl::string_view of) {
+  if (dtype == DType::kFloat32 || dtype == own) return absl::OkStatus();
+  const absl::string_view fp32 = own == DType::kFloat32 ? "" : "FP32 or ";
+  return Invalid(name, " has type ", NameOf(dtype), "; it must be ", fp32, NameOf(own),
+                 ", the type of ", of);
 }
 
 absl::Status Validate(const Problem& problem, const FieldNames& names) {

@@ -290,6 +290,9 @@ Section SectionOrFull(const Problem& problem);
 // problem's tensors, and sums of a few of them, fit int64.
 absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);
 
+// Returns InvalidArgument unless a table's type is FP32 or `own`, the type of the tensor `of`.
+absl::Status CheckTableType(absl::string_view name, DType dtype, DType own, absl::string_view of);
+
 // The data of one problem. Views have the problem's shapes and any strides, but the last stride is
 // 1 except in inputs that broadcast, which have stride 0 on every axis that does. Views may be
 // sliced or paged if RoleInfo::source and Backend::Reads() allow it.

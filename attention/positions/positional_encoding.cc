@@ -97,10 +97,7 @@ class PositionalEncoding final : public TensorOperator {
 };
 
 absl::Status CheckTable(const TensorSpec& table, const TensorSpec& x) {
-  if (table.dtype != DType::kFloat32 && table.dtype != x.dtype) {
-    return Invalid("table has type ", NameOf(table.dtype), "; it must be FP32 or ", NameOf(x.dtype),
-                   ", the type of X");
-  }
+  RAPT_RETURN_IF_ERROR(CheckTableType("table", table.dtype, x.dtype, "X"));
   const int64_t length = x.shape[x.shape.size() - 2];
   const int64_t size = x.shape.back();
   if (table.shape.size() == 2 && table.shape[0] >= length && table.shape[1] == size) {

@@ -80,8 +80,8 @@ absl::Status CheckCacheByPosition(const Problem& p, const FieldNames& names) {
   const bool has_keys = p.rotates_keys() && !p.has_key_position_ids && p.key_length > 0;
   if (has_keys) {
     const int64_t last = p.key_length - 1;
-    RAPT_RETURN_IF_ERROR(
-        CheckPosition(absl::StrCat("new key ", last), KeyPosition(p, last), p, names));
+    RAPT_RETURN_IF_ERROR(CheckPosition(absl::StrCat("row ", last, " of ", names[Role::kK]),
+                                       KeyPosition(p, last), p, names));
   }
   return PositionVaries(p) ? absl::OkStatus() : CheckQueryPositions(p, {}, names);
 }
@@ -89,10 +89,7 @@ absl::Status CheckCacheByPosition(const Problem& p, const FieldNames& names) {
 absl::Status CheckCache(const Problem& p, const FieldNames& names) {
   const RotaryCache& cache = *p.rotary_cache;
   const absl::string_view name = names[Role::kCosCache];
-  if (cache.dtype != DType::kFloat32 && cache.dtype != p.dtype) {
-    return Invalid(name, " has type ", NameOf(cache.dtype), "; it must be FP32 or ",
-                   NameOf(p.dtype), ", the type of ", names[Role::kQ]);
-  }
+  RAPT_RETURN_IF_ERROR(CheckTableType(name, cache.dtype, p.dtype, names[Role::kQ]));
   for (const int64_t size : {cache.batch.value_or(1), cache.rows, cache.pairs}) {
     if (size >= 0 && size <= kMaxAxis) continue;
     return Invalid(name, " has an axis of ", size, "; it must be from 0 to 2^40");

@@ -74,6 +74,11 @@ absl::Status NormalizeOutputFiles(const std::vector<OutputFile>& files) {
   for (const auto& [name, path] : files) {
     if (path == nullptr) continue;
     *path = std::filesystem::path(*path).lexically_normal().string();
+    if (absl::StrContains(*path, ".npz:")) {
+      return Invalid("--", name, " is ", *path,
+                     "; it must be a .npy file or an .npz archive, whose members are named as the ",
+                     "outputs");
+    }
     const auto [other, is_new] = names.emplace(*path, name);
     if (is_new || absl::EndsWith(*path, ".npz")) continue;
     return Invalid("--", other->second, " and --", name, " both name ", *path,

@@ -193,10 +193,8 @@ absl::Status CachedAttention::Check(absl::Span<const LayerState> states) {
       return Invalid(call_.head_sink.name, " has shape ", ToString(sink.shape), "; it must be ",
                      ToString(shape));
     }
-    if (sink.dtype != DType::kFloat32 && sink.dtype != ragged_.dtype) {
-      return Invalid(call_.head_sink.name, " is ", std::string(NameOf(sink.dtype)),
-                     "; it must be FP32 or the caches' ", std::string(NameOf(ragged_.dtype)));
-    }
+    RAPT_RETURN_IF_ERROR(
+        CheckTableType(call_.head_sink.name, sink.dtype, ragged_.dtype, "the caches"));
     ragged_.head_sink = sink.dtype;
   }
   // Partial results of 16-bit caches need FP32.

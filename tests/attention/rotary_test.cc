@@ -423,7 +423,7 @@ TEST(RotaryErrorTest, NamesTheCachesAndPositionsThatDoNotFit) {
   problem.rotary_cache->pairs = 3;
   problem.rotary_cache->rows = 3;
   EXPECT_THAT(ErrorOf(problem),
-              HasSubstr("the position of new key 3 is 3; it must be from 0 to 2"));
+              HasSubstr("the position of row 3 of K is 3; it must be from 0 to 2"));
   problem.rotary_keys = false;
   EXPECT_EQ(ErrorOf(problem), "");
   problem.rotary_cache->rows = 2;

@@ -814,7 +814,7 @@ const Fault kFaults[] = {
      [](auto& m) {
        Fill(*Header(m).mutable_head_sink(), v1::FP32, {1, 1, 1, 1, 4});
      }},
-    {"ASinkOfAnotherType", "head_sink has type FP64; it must be FP32 or FP32, the type of q",
+    {"ASinkOfAnotherType", "head_sink has type FP64; it must be FP32, the type of q",
      [](auto& m) { Fill(*Header(m).mutable_head_sink(), v1::FP64, {4}); }},
     {"ASinkOfUnknownType", "head_sink has dtype INT8; it must be FP32, FP16, BF16 or FP64",
      [](auto& m) { Header(m).mutable_head_sink()->set_dtype(v1::INT8); }},

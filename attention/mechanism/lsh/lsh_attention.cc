@@ -205,8 +205,8 @@ absl::Status ReadRotations(const LshAttentionCall& call, LshShape& s) {
     s.rotations = rotations->dtype;
     if (rotations->dtype != DType::kFloat32 && rotations->dtype != DType::kFloat64 &&
         rotations->dtype != s.dtype) {
-      return Invalid("rotations has type ", NameOf(rotations->dtype), "; it must be FP32, FP64 or ",
-                     NameOf(s.dtype));
+      return Invalid("rotations has type ", NameOf(rotations->dtype),
+                     "; it must be FP32, FP64 or the type of Q, ", NameOf(s.dtype));
     }
     const Shape& shape = rotations->shape;
     const Shape rest = {s.head_size, s.num_hashes, s.columns()};

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "attention/operator.h"
@@ -463,14 +464,25 @@ class Assembler {
   std::vector<PooledBuffer> payloads_;
 };
 
+// "; it must be SOFTMAX (0), ..." if the error is about the name of an enumeration's value:
+// "(field): invalid value \"x\" for type type.googleapis.com/rapt.v1.Normalizer".
+std::string AllowedNames(absl::string_view error) {
+  const size_t type = error.rfind('/');
+  if (type == absl::string_view::npos || !absl::StrContains(error, "invalid value")) return "";
+  const auto* const choices =
+      google::protobuf::DescriptorPool::generated_pool()->FindEnumTypeByName(
+          std::string(error.substr(type + 1)));
+  return choices == nullptr ? "" : absl::StrCat("; it must be ", ChoicesOf(*choices));
+}
+
 // Returns the message of Protocol Buffers' JSON, serialized.
 absl::StatusOr<std::string> FromProtoJson(const Descriptor& type, const std::string& json) {
   std::string message;
   const auto status =
       google::protobuf::util::JsonToBinaryString(&Resolver(), UrlOf(type), json, &message, {});
   if (status.ok()) return message;
-  return Invalid("not a ", type.full_name(),
-                 " in JSON: ", absl::string_view(status.message().data(), status.message().size()));
+  const absl::string_view error(status.message().data(), status.message().size());
+  return Invalid("not a ", type.full_name(), " in JSON: ", error, AllowedNames(error));
 }
 
 }  // namespace

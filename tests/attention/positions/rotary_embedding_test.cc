@@ -132,7 +132,7 @@ TEST(RotaryEmbeddingTest, NamesWhatIsInvalid) {
   EXPECT_THAT(error([](Call& c) { c.rotary_embedding_dim = 14; }),
               HasSubstr("rotary_embedding_dim is 14; it must be even and at most 12"));
   EXPECT_THAT(error([](Call& c) { c.inputs[kTokens]->shape[2] = 41; }),
-              HasSubstr("the position of new key 40 is 40; it must be from 0 to 39"));
+              HasSubstr("the position of row 40 of X is 40; it must be from 0 to 39"));
   EXPECT_THAT(error([](Call& c) {
                 c.inputs[Role::kPositionIds] = TensorSpec{DType::kInt64, {3, 32}};
               }),

@@ -647,7 +647,7 @@ TEST(LshAttentionTest, NamesRotationsThatAreInvalid) {
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[kLshRotations].reset(); }),
             "rotations is missing; it or seed must be given");
   EXPECT_EQ(ErrorOf([](Call& c) { c.inputs[kLshRotations]->dtype = DType::kFloat16; }),
-            "rotations has type FP16; it must be FP32, FP64 or FP32");
+            "rotations has type FP16; it must be FP32, FP64 or the type of Q, FP32");
   for (const Shape& shape : {Shape{3, 8, 2, 4}, Shape{2, 8, 2, 8}, Shape{8, 2, 4}}) {
     EXPECT_EQ(
         ErrorOf([&](Call& c) { c.inputs[kLshRotations]->shape = shape; }),

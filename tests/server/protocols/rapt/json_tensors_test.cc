@@ -128,6 +128,7 @@ TEST(JsonTensorsTest, ErrorsNameTheTensor) {
       {R"("dtype":"FP32","shape":[null],"data":[1])", "k has null in shape"},
       {R"("dtype":"FP32","data":"?")", "k has data that is no base64"},
       {R"("dtype":"FP32","dat":[])", "not a rapt.v1.DiagnoseRequest in JSON"},
+      {R"("dtype":"FP33")", "rapt.v1.DataType; it must be DATA_TYPE_UNSPECIFIED (0), FP32 (1), "},
       {R"("name":[1])", "k has a name that is no string"},
       {R"("dtype":"FP32","shape":[1],"data":[1e400])", "number overflow"},
       {R"("dtype":"FP32","shape":[1],"shape":[1])", "call.k.shape is given twice"},
