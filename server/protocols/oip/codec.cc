@@ -20,6 +20,7 @@
 #include "base/status_macros.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/protocols/bounds.h"
+#include "server/protocols/integer_mask.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/parameters.h"
 #include "server/protocols/response_size.h"
@@ -168,23 +169,11 @@ std::string NamesOf(absl::Span<const ModelTensor> tensors) {
   });
 }
 
-}  // namespace
-
-std::optional<DType> ParseDatatype(absl::string_view name) {
-  for (DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
-                     DType::kBool, DType::kInt64, DType::kInt32}) {
-    if (name == NameOf(type)) return type;
-  }
-  return std::nullopt;
-}
-
-namespace {
-
 absl::StatusOr<TensorSpec> ReadSpec(const InputTensor& input) {
-  const std::optional<DType> dtype = ParseDatatype(input.datatype());
+  const std::optional<DType> dtype = DTypeNamed(input.datatype());
   if (!dtype) {
     return Invalid("input ", input.name(), " has datatype '", input.datatype(),
-                   "'; it must be FP32, FP16, BF16 or FP64, for a mask also BOOL, for ",
+                   "'; it must be FP32, FP16, BF16 or FP64, for a mask also BOOL or integers, for ",
                    "lengths and positions INT64, for selected_indices INT32");
   }
   return TensorSpec{*dtype, Shape(input.shape().begin(), input.shape().end())};
@@ -311,6 +300,11 @@ absl::Status ReadInput(InputReading& reading, int index, Role role,
   RAPT_ASSIGN_OR_RETURN(InputBytes bytes, ReadBytes(reading, index, spec, shared));
   if (role != Role::kKeyLengths) {
     request.inputs[role] = bytes;
+    if (role == Role::kMask && IsInteger(spec.dtype) && IsAttention(request.model)) {
+      ConvertIntegerMask(absl::StrCat("input ", reading.fields.message.inputs(index).name()), spec,
+                         request);
+      spec.dtype = DType::kBool;
+    }
   } else if (spec.dtype == DType::kInt64) {  // otherwise Resolve() rejects it
     RAPT_ASSIGN_OR_RETURN(request.key_lengths, ReadKeyLengths(bytes));
   }

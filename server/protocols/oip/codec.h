@@ -39,9 +39,6 @@ struct DecodedInfer {
   int64_t encoding_bytes = 0;                          // request.encoding_bytes
 };
 
-// Returns the type of "FP32"; nullopt if no tensor has it.
-std::optional<DType> ParseDatatype(absl::string_view name);
-
 // The fields of ModelInferRequest that hold tensor data.
 const wire::MessageSchema& InferSchema();
 

@@ -200,7 +200,7 @@ class Reader final : public JsonHandler {
       needs_another_pass_ = true;
       return true;
     }
-    state.dtype = ParseDatatype(spec->datatype());
+    state.dtype = DTypeNamed(spec->datatype());
     if (!state.dtype) return true;  // the codec's error names the types
     const absl::StatusOr<int64_t> bytes =
         ByteSize(InputName(), {*state.dtype, Shape(spec->shape().begin(), spec->shape().end())});

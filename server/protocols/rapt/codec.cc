@@ -27,6 +27,7 @@
 #include "base/invalid.h"
 #include "base/status_macros.h"
 #include "server/protocols/bounds.h"
+#include "server/protocols/integer_mask.h"
 #include "server/protocols/response_size.h"
 #include "server/protocols/shared_tensors.h"
 
@@ -212,68 +213,6 @@ absl::Status ReadAttribute(const AttributeInfo& info, const v1::Attention& atten
   return absl::OkStatus();
 }
 
-// "[0, 2, 1]": the position of the element at `index`.
-std::string PositionOf(int64_t index, const v1::Tensor& tensor) {
-  Shape position(tensor.shape_size());
-  for (int axis = tensor.shape_size() - 1; axis >= 0; --axis) {
-    position[axis] = index % tensor.shape(axis);
-    index /= tensor.shape(axis);
-  }
-  return ToString(position);
-}
-
-// A mask of integers 0 and 1.
-struct IntegerMask {
-  InputBytes data;
-  v1::Tensor fields;  // without data
-
-  template <typename Int>
-  absl::Status Convert(absl::Span<std::byte> bools) const {
-    constexpr int64_t kBlock = 1024;
-    Int values[kBlock];
-    for (int64_t begin = 0; begin < static_cast<int64_t>(bools.size()); begin += kBlock) {
-      const int64_t count = std::min<int64_t>(kBlock, bools.size() - begin);
-      RAPT_RETURN_IF_ERROR(data.Fetch(begin * sizeof(Int), count * sizeof(Int),
-                                      reinterpret_cast<std::byte*>(values)));
-      for (int64_t n = 0; n < count; ++n) {
-        if (values[n] != 0 && values[n] != 1) return NotABool(begin + n, values[n]);
-        bools[begin + n] = static_cast<std::byte>(values[n]);
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status NotABool(int64_t index, int64_t value) const {
-    return Invalid(kNativeNames[Role::kMask], PositionOf(index, fields), " is ", value, "; ",
-                   NameOf(fields.dtype()), " masks hold only 0 (hidden) and 1 (visible)");
-  }
-
-  absl::Status WriteTo(absl::Span<std::byte> bools) const {
-    switch (fields.dtype()) {
-      case v1::INT8:
-        return Convert<int8_t>(bools);
-      case v1::UINT8:
-        return Convert<uint8_t>(bools);
-      case v1::INT32:
-        return Convert<int32_t>(bools);
-      default:
-        return Convert<int64_t>(bools);
-    }
-  }
-};
-
-// Arranges for a mask of integers to be converted to a boolean one.
-void ConvertIntegerMask(const Message& message, Request& request) {
-  if (!message.has_mask()) return;
-  const DType type = *ToDType(message.mask().dtype());
-  if (!IsInteger(type)) return;
-  InputBytes& mask = request.inputs[Role::kMask];
-  request.write_mask = [integers = IntegerMask{mask, message.mask()}](absl::Span<std::byte> bools) {
-    return integers.WriteTo(bools);
-  };
-  mask = InputBytes(nullptr, mask.size / SizeOf(type));
-}
-
 // A message without its tensors' data, and the location of the data.
 struct Parts {
   std::string rest;
@@ -357,6 +296,13 @@ absl::Status ReadBackward(const BackwardMessage& message, const Message& fields,
   return ReadGradients(message, call);
 }
 
+void ReadIntegerMask(const v1::Tensor& mask, Request& request) {
+  const std::optional<DType> type = ToDType(mask.dtype());
+  if (!type || !IsInteger(*type)) return;
+  ConvertIntegerMask(std::string(kNativeNames[Role::kMask]),
+                     {*type, Shape(mask.shape().begin(), mask.shape().end())}, request);
+}
+
 // `backward` is null in the forward pass, and otherwise moved from.
 absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inputs,
                                        const SharedMemory& shared_memory,
@@ -384,7 +330,7 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
   decoded.request.inputs = inputs;
   decoded.request.key_lengths.assign(fields.key_lengths().begin(), fields.key_lengths().end());
   decoded.request.priority = fields.priority();
-  ConvertIntegerMask(fields, decoded.request);
+  ReadIntegerMask(fields.mask(), decoded.request);
   RAPT_RETURN_IF_ERROR(PlaceOutputs(fields, shared_tensors, decoded.request));
   std::move(shared_tensors).TransferTo(decoded.request);
   decoded.fields = std::move(fields);

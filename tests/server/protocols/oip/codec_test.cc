@@ -246,6 +246,46 @@ TEST(OipCodecTest, AcceptsEveryInput) {
   EXPECT_EQ(problem.head_sink, DType::kFloat32);
 }
 
+TEST(OipCodecTest, MasksOfZeroAndOneBecomeBool) {
+  for (const char* datatype : {"INT8", "UINT8", "INT32", "INT64"}) {
+    SCOPED_TRACE(datatype);
+    const size_t bytes = static_cast<size_t>(SizeOf(*DTypeNamed(datatype)));
+    ModelInferRequest message = RawMessage();
+    AddRaw(message, "attn_mask", datatype, {3, 3}, bytes);
+    std::string& data = *message.mutable_raw_input_contents(3);
+    data.assign(9 * bytes, '\0');
+    data[5 * bytes] = 1;  // little-endian
+    std::string bools(9, 'x');
+    const auto convert = [&] {
+      const WireMessage wire(message.SerializeAsString());
+      auto decoded = oip::DecodeInfer(wire.bytes(), kNow, kNoSharedMemory);
+      if (!decoded.ok()) return decoded.status();
+      EXPECT_EQ(decoded->request.call.problem.mask->dtype, DType::kBool);
+      return decoded->request.write_mask(
+          {reinterpret_cast<std::byte*>(bools.data()), bools.size()});
+    };
+    EXPECT_EQ(convert(), absl::OkStatus());
+    EXPECT_EQ(bools, std::string("\0\0\0\0\0\1\0\0\0", 9));
+    data[7 * bytes] = 2;
+    EXPECT_EQ(convert().message(), absl::StrCat("input attn_mask[2, 1] is 2; ", datatype,
+                                                " masks hold only 0 (hidden) and 1 (visible)"));
+  }
+}
+
+TEST(OipCodecTest, LayoutAndAlignmentAreParameters) {
+  ModelInferRequest message = RawMessage();
+  EXPECT_EQ(DecodedProblem(message).alignment, Alignment::kOnnx);
+  Parameter(message, "layout").set_string_param("bshd");
+  Parameter(message, "alignment").set_string_param("bottom_right");
+  const Problem problem = DecodedProblem(message);
+  EXPECT_EQ(problem.alignment, Alignment::kBottomRight);
+  EXPECT_EQ(problem.query_heads, 3);  // of [1, 1, 3, 4]
+  EXPECT_EQ(problem.query_length, 1);
+  Parameter(message, "layout").set_string_param("hbsd");
+  EXPECT_EQ(DecodeInfer(message, kNow).status().message(),
+            "parameter layout is 'hbsd'; it must be unspecified or bhsd or bshd or bse");
+}
+
 TEST(OipCodecTest, AcceptsEachNormalizer) {
   const auto with = [](const char* name) {
     ModelInferRequest message = RawMessage();
@@ -893,7 +933,14 @@ const Refusal kRefusals[] = {
     {"UnknownInput", [](auto& m) { Rename(m, 0, "W"); }, kInvalid, {"input W", "Q, K, V"}},
     {"InputTwice", [](auto& m) { Rename(m, 1, "Q"); }, kInvalid, {"Q is given twice"}},
     {"UnknownDatatype",
-     [](auto& m) { m.mutable_inputs(0)->set_datatype("INT8"); },
+     [](auto& m) { m.mutable_inputs(0)->set_datatype("INT4"); },
+     kInvalid,
+     {"input Q", "INT4", "FP32"}},
+    {"IntegerQueries",
+     [](auto& m) {
+       m.mutable_inputs(0)->set_datatype("INT8");
+       m.mutable_raw_input_contents(0)->resize(m.raw_input_contents(0).size() / 4);
+     },
      kInvalid,
      {"Q", "INT8", "FP32"}},
     {"NoDatatype", [](auto& m) { m.mutable_inputs(0)->clear_datatype(); }, kInvalid, {"Q", "FP32"}},
@@ -967,12 +1014,12 @@ const Refusal kRefusals[] = {
      },
      kInvalid,
      {"attn_mask", "5", "3"}},
-    {"MaskOfIntegers",
+    {"BiasOfIntegers",
      [](auto& m) {
-       AddRaw(m, "attn_mask", "INT64", {3, 3}, 8);
+       AddRaw(m, "attention_bias", "INT64", {3, 3}, 8);
      },
      kInvalid,
-     {"attn_mask", "INT64"}},
+     {"attention_bias", "INT64"}},
     {"BiasOfBools",
      [](auto& m) {
        AddRaw(m, "attention_bias", "BOOL", {3, 3}, 1);
