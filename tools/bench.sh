@@ -16,6 +16,9 @@ prepare_bench() {
   configure release -DRAPT_BUILD_BENCH=ON
   build_preset release "${name}_bench"
   case $program in
+    *callers_bench.py)
+      program="python3 -B $program"
+      ;;
     *cache_bench.py)
       need_python "$CACHE_BENCH_ENV" bench/peers/requirements-cache.txt
       program="$CACHE_BENCH_ENV/bin/python $program"
