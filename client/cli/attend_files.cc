@@ -51,14 +51,14 @@ std::string Position(const Shape& shape, int64_t index) {
 }
 
 // Converts an integer mask of 0 and 1, as tutorials use, to a boolean mask.
-absl::Status MakeBoolean(Role role, NpyArray& mask) {
+absl::Status MakeBoolean(absl::string_view name, NpyArray& mask) {
   std::string flags(mask.size(), '\0');
   for (int64_t at = 0; at < mask.size(); ++at) {
     const int64_t value = IntegerAt(mask, at);
     if (value != 0 && value != 1) {
       return absl::InvalidArgumentError(
           absl::StrFormat("the %s has type %s, so its elements must be 0 or 1; element %s is %d",
-                          NameOf(role), ToString(mask.type), Position(mask.shape, at), value));
+                          name, ToString(mask.type), Position(mask.shape, at), value));
     }
     flags[at] = static_cast<char>(value);
   }
@@ -114,39 +114,41 @@ class SourceReader {
   std::optional<NpzArchive> archive_;
 };
 
-absl::StatusOr<LoadedTensor> FloatTensor(Role role, NpyArray array, const std::string& dtype) {
-  RAPT_ASSIGN_OR_RETURN(const DType type, FloatTypeOf(array, std::string(NameOf(role)), dtype));
+absl::StatusOr<LoadedTensor> FloatTensor(absl::string_view name, NpyArray array,
+                                         const std::string& dtype) {
+  RAPT_ASSIGN_OR_RETURN(const DType type, FloatTypeOf(array, std::string(name), dtype));
   Shape shape = array.shape;
   return LoadedTensor{std::move(array), type, std::move(shape)};
 }
 
-absl::StatusOr<LoadedTensor> MaskTensor(Role role, NpyArray array, const std::string& dtype) {
+// Only the mask of attention may be added to the scores.
+absl::StatusOr<LoadedTensor> MaskTensor(absl::string_view name, NpyArray array,
+                                        const std::string& dtype) {
   if (IsInteger(array.type)) {
-    RAPT_RETURN_IF_ERROR(MakeBoolean(role, array));
+    RAPT_RETURN_IF_ERROR(MakeBoolean(name, array));
   }
-  if (array.type.kind != 'b' && role != Role::kMask) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s has type %s; it must be bool, or integers 0 and 1", NameOf(role),
-                        ToString(array.type)));
+  if (array.type.kind != 'b' && (name == "block_mask" || name == "global_mask")) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has type %s; it must be bool, or integers 0 and 1", name, ToString(array.type)));
   }
-  if (array.type.kind != 'b') return FloatTensor(role, std::move(array), dtype);
+  if (array.type.kind != 'b') return FloatTensor(name, std::move(array), dtype);
   Shape shape = array.shape;
   return LoadedTensor{std::move(array), client::DType::kBool, std::move(shape)};
 }
 
 // Indices of any integer type as INT32.
-absl::StatusOr<LoadedTensor> IndexTensor(Role role, const NpyArray& array) {
+absl::StatusOr<LoadedTensor> IndexTensor(absl::string_view name, const NpyArray& array) {
   if (!IsInteger(array.type)) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s has type %s; it must have an integer type", NameOf(role), ToString(array.type)));
+        "%s has type %s; it must have an integer type", name, ToString(array.type)));
   }
   std::string bytes(array.size() * sizeof(int32_t), '\0');
   for (int64_t at = 0; at < array.size(); ++at) {
     const int64_t value = IntegerAt(array, at);
     const auto index = static_cast<int32_t>(value);
     if (index != value) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "%s%s is %d, which is not an INT32", NameOf(role), Position(array.shape, at), value));
+      return absl::InvalidArgumentError(absl::StrFormat("%s%s is %d, which is not an INT32", name,
+                                                        Position(array.shape, at), value));
     }
     std::memcpy(bytes.data() + at * sizeof(index), &index, sizeof(index));
   }
@@ -154,16 +156,18 @@ absl::StatusOr<LoadedTensor> IndexTensor(Role role, const NpyArray& array) {
                       array.shape};
 }
 
-absl::StatusOr<LoadedTensor> TensorOf(Role role, NpyArray array, const std::string& dtype) {
-  switch (InfoOf(role).usual_dtype) {
+// `usual` as in LoadTensor().
+absl::StatusOr<LoadedTensor> TensorOf(absl::string_view name, DType usual, NpyArray array,
+                                      const std::string& dtype) {
+  switch (usual) {
     case DType::kBool:
-      return MaskTensor(role, std::move(array), dtype);
+      return MaskTensor(name, std::move(array), dtype);
     case DType::kInt64:
-      return IntegerTensor(NameOf(role), array);
+      return IntegerTensor(name, array);
     case DType::kInt32:
-      return IndexTensor(role, array);
+      return IndexTensor(name, array);
     default:
-      return FloatTensor(role, std::move(array), dtype);
+      return FloatTensor(name, std::move(array), dtype);
   }
 }
 
@@ -216,7 +220,8 @@ absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
 absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCall* call) {
   for (Role role : kAllInputs) {
     if (!arrays[role] || role == Role::kKeyLengths) continue;
-    RAPT_ASSIGN_OR_RETURN(call->tensors[role], TensorOf(role, *std::move(arrays[role]), dtype));
+    RAPT_ASSIGN_OR_RETURN(call->tensors[role], TensorOf(NameOf(role), InfoOf(role).usual_dtype,
+                                                        *std::move(arrays[role]), dtype));
   }
   const std::optional<NpyArray>& key_lengths = arrays[Role::kKeyLengths];
   if (!key_lengths) return absl::OkStatus();
@@ -243,14 +248,9 @@ absl::StatusOr<LoadedTensor> IntegerTensor(absl::string_view name, const NpyArra
 }
 
 absl::StatusOr<LoadedTensor> LoadTensor(const std::string& path, std::string_view name,
-                                        const std::string& dtype) {
+                                        const std::string& dtype, DType usual) {
   RAPT_ASSIGN_OR_RETURN(NpyArray array, LoadArray(path, name));
-  if (name == "mask") return MaskTensor(Role::kMask, std::move(array), dtype);
-  if (name == "position_ids" || name == "input_ids")
-    return IntegerTensor({name.data(), name.size()}, array);
-  RAPT_ASSIGN_OR_RETURN(const DType type, FloatTypeOf(array, std::string(name), dtype));
-  Shape shape = array.shape;
-  return LoadedTensor{std::move(array), type, std::move(shape)};
+  return TensorOf({name.data(), name.size()}, usual, std::move(array), dtype);
 }
 
 absl::StatusOr<std::vector<int64_t>> LoadLengths(const std::string& path, std::string_view name) {

@@ -67,10 +67,11 @@ absl::StatusOr<LoadedTensor> PaddingMask(const NpyArray& ids, int64_t pad_token,
 // Returns positions of any integer type as int64. InvalidArgument names the tensor.
 absl::StatusOr<LoadedTensor> IntegerTensor(absl::string_view name, const NpyArray& array);
 
-// Reads a float tensor; one of the name mask may be bool, and those of the names position_ids and
-// input_ids are int64. Errors name the file or the tensor.
+// Reads a tensor of the kind of `usual`: any float; integers of any type as INT64 or INT32; or a
+// mask, which may be bool, integers 0 and 1 or, if it is that of attention, any float. Errors name
+// the file or the tensor.
 absl::StatusOr<LoadedTensor> LoadTensor(const std::string& path, std::string_view name,
-                                        const std::string& dtype);
+                                        const std::string& dtype, DType usual = DType::kFloat32);
 
 // Reads integers [B]. InvalidArgument names the tensor.
 absl::StatusOr<std::vector<int64_t>> LoadLengths(const std::string& path, std::string_view name);

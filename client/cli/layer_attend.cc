@@ -72,12 +72,13 @@ struct LoadedInputs {
 };
 
 absl::StatusOr<LoadedInputs> Load(const LayerFlags& flags) {
-  absl::StatusOr<OperatorInputs> inputs = LoadInputs({{Role::kQ, "query", flags.query},
-                                                      {Role::kK, "key", flags.key},
-                                                      {Role::kV, "value", flags.value},
-                                                      {Role::kMask, "mask", flags.mask},
-                                                      {kInputIds, "input_ids", flags.input_ids}},
-                                                     flags.key_lengths, flags.dtype);
+  absl::StatusOr<OperatorInputs> inputs =
+      LoadInputs({{Role::kQ, "query", flags.query},
+                  {Role::kK, "key", flags.key},
+                  {Role::kV, "value", flags.value},
+                  {Role::kMask, "mask", flags.mask, DType::kBool},
+                  {kInputIds, "input_ids", flags.input_ids, DType::kInt64}},
+                 flags.key_lengths, flags.dtype);
   if (!inputs.ok()) return inputs.status();
   LoadedInputs loaded{*std::move(inputs)};
   auto& tensors = loaded.inputs.tensors;

@@ -11,7 +11,7 @@ std::optional<client::TensorView> OperatorInputs::View(Role role) const {
 
 Arguments OperatorInputs::ToArguments() const {
   Arguments arguments;
-  for (Role role : kInputTensors) {
+  for (Role role : kAllInputs) {
     if (tensors[role]) arguments.inputs[role].data = tensors[role]->view().data.data();
   }
   arguments.key_lengths = key_lengths;
@@ -20,7 +20,7 @@ Arguments OperatorInputs::ToArguments() const {
 
 InputMap<std::optional<TensorSpec>> OperatorInputs::Specs() const {
   InputMap<std::optional<TensorSpec>> specs;
-  for (Role role : kInputTensors) {
+  for (Role role : kAllInputs) {
     if (!tensors[role]) continue;
     specs[role] = TensorSpec{tensors[role]->dtype, tensors[role]->shape};
   }
@@ -35,9 +35,9 @@ absl::StatusOr<OperatorInputs> LoadInputs(const std::vector<InputFile>& files,
                                           const std::optional<std::string>& key_lengths,
                                           const std::string& dtype) {
   OperatorInputs inputs;
-  for (const auto& [role, name, path] : files) {
+  for (const auto& [role, name, path, usual] : files) {
     if (!path) continue;
-    RAPT_ASSIGN_OR_RETURN(inputs.tensors[role], LoadTensor(*path, name, dtype));
+    RAPT_ASSIGN_OR_RETURN(inputs.tensors[role], LoadTensor(*path, name, dtype, usual));
   }
   if (!key_lengths) return inputs;
   RAPT_ASSIGN_OR_RETURN(inputs.key_lengths, LoadLengths(*key_lengths, "key_lengths"));

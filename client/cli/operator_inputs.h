@@ -1,4 +1,4 @@
-// The inputs of an operator other than attention, read from files.
+// The inputs of an operator, read from files.
 #ifndef RAPT_CLIENT_CLI_OPERATOR_INPUTS_H_
 #define RAPT_CLIENT_CLI_OPERATOR_INPUTS_H_
 
@@ -28,6 +28,7 @@ struct InputFile {
   Role role;
   const char* name;
   std::optional<std::string> path;  // absent: the call has no such input
+  DType usual = DType::kFloat32;    // as in LoadTensor()
 };
 
 // InvalidArgument or NotFound names the file or the input.

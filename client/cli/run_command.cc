@@ -34,6 +34,8 @@ namespace {
 using client::ModelCall;
 
 constexpr std::string_view kExamples[] = {
+    ("rapt run attention --q q.npy --k k.npy --v v.npy --q-num-heads 8 --kv-num-heads 2 "
+     "--is-causal -o y.npy --lse lse.npy"),
     "rapt run rotary_embedding --x q.npy --num-heads 8 --rope-theta 10000 -o rotated.npy",
     "rapt run positional_encoding --local --x x.npy -o y.npy",
     ("rapt run linear_attention --query q.npy --key k.npy --value v.npy --q-num-heads 8 "
@@ -191,8 +193,9 @@ absl::Status Load(const OperatorFlags& flags, LoadedInputs& loaded) {
                             LoadLengths(*flags.inputs[n], MemberOf(row)));
       continue;
     }
+    const DType usual = row.role == Role::kMask ? DType::kBool : row.dtype;
     RAPT_ASSIGN_OR_RETURN(LoadedTensor tensor,
-                          LoadTensor(*flags.inputs[n], MemberOf(row), flags.dtype));
+                          LoadTensor(*flags.inputs[n], MemberOf(row), flags.dtype, usual));
     const auto rank = static_cast<int>(tensor.shape.size());
     if (!row.any_rank && rank >= kLeastRank && rank < row.rank) {
       if (n == 0) loaded.added_axes = row.rank - rank;

@@ -620,6 +620,45 @@ def test_linear_refuses_what_does_not_fit(rapt, save, where):
 
 
 @EVERYWHERE
+def test_attention_by_its_table(rapt, save, load, where):
+    mask = np.random.default_rng(4).random((3, 5)) < 0.7
+    mask[:, 0] = True
+    save(q=draw(1, 2, 4, 3, 8), k=draw(2, 2, 2, 5, 8), v=draw(3, 2, 2, 5, 6), mask=mask, integers=mask.astype("i4"),
+         added=draw(5, 3, 5), ids=np.array([[4, 5, 6], [0, 1, 2]]), keys=np.arange(10).reshape(2, 5),
+         lengths=np.array([5, 4]), selected=np.array([[0, 1], [2, 3], [4, -1]])[None, None].repeat(2, 0))  # fmt: skip
+    qkv = ["--q=q.npy", "--k=k.npy", "--v=v.npy"]
+    for attend, run in [
+        (["--mask=mask.npy", "--causal", "--lse=lse.npy"], ["--attn-mask=integers.npy", "--is-causal", "--lse=lse.npy"]),
+        (["--mask=added.npy", "--softcap=3"], ["--attn-mask=added.npy", "--softcap=3", "--alignment=top_left"]),
+        (["--key-lengths=lengths.npy", "--causal", "--onnx-alignment"], ["--nonpad-kv-seqlen=lengths.npy", "--is-causal"]),
+        (["--rope-theta=500", "--position-ids=ids.npy", "--key-position-ids=keys.npy"],
+         ["--rope-theta=500", "--position-ids=ids.npy", "--key-position-ids=keys.npy", "--rotary-keys=true"]),
+        (["--selected-indices=selected.npy", "--scores=s.npy"], ["--selected-indices=selected.npy", "--qk-matmul-output=s.npy"]),
+    ]:  # fmt: skip
+        rapt("attend", *qkv, *attend, "-o=want.npy", *where)
+        others = [load(name) for name in ("lse.npy", "s.npy") if any(name in flag for flag in attend)]
+        rapt("run", "attention", *qkv, *run, "-o=y.npy", *where)
+        np.testing.assert_array_equal(load("y.npy"), load("want.npy"))
+        for other, name in zip(others, [name for name in ("lse.npy", "s.npy") if any(name in flag for flag in attend)]):
+            np.testing.assert_array_equal(load(name), other)
+    assert "V is missing" in rapt("run", "attention", *qkv[:2], "-o=y.npy", *where, code=CALL_FAILED).stderr
+    rapt("run", "attention", *qkv[:2], "--v-head-size=6", "-o=y.npy", *where)
+    assert load("y.npy").shape == (2, 4, 3, 6)
+
+
+@EVERYWHERE
+def test_gradients_by_their_table(rapt, save, load, where):
+    save(q=draw(1, 2, 4, 3, 8), k=draw(2, 2, 2, 5, 8), v=draw(3, 2, 2, 5, 6), bias=draw(4, 4, 3, 5), dy=draw(5, 2, 4, 3, 6))
+    call = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "--attention-bias=bias.npy", "--softcap=3"]
+    rapt("attend", *call, "--grad=dy.npy", "--gradients=dq,dv,d_attention_bias", "-o=want.npz", *where)
+    rapt("run", "attention_backward", *call, "--dy=dy.npy", "-o=got.npz", "--dv=got.npz", "--d-attention-bias=got.npz", *where)
+    want, got = load("want.npz"), load("got.npz")
+    assert set(got) == {"dq", "dv", "d_attention_bias"}
+    for name in got:
+        close(got[name], want[name], 1e-5)
+
+
+@EVERYWHERE
 def test_lsh(rapt, save, load, where):
     x, v = draw(1, 2, 2, 24, 6), draw(2, 2, 2, 24, 5)
     rotations, lengths = draw(3, 1, 6, 3, 2), np.array([24, 20])
