@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "attention/attributes.h"
-#include "base/invalid.h"
 #include "base/status_macros.h"
 
 namespace rapt {
@@ -89,9 +88,18 @@ TensorSchema RowOf(Role role, absl::string_view help) {
   return row;
 }
 
-TensorSchema InputRow(Role role) {
+// Of the flags of `rapt attend`, except where those are called otherwise here.
+absl::string_view HelpOf(Role role) {
+  if (role == Role::kQ) return "queries, [B, Hq, Sq, D], or [B, Sq, Hq * D] with --q-num-heads";
+  if (role == Role::kK) return "keys, [B, Hkv, Sk, D], or [B, Sk, Hkv * D] with --kv-num-heads";
+  if (role == Role::kV) return "values, shaped as K; absent with --v-head-size";
+  if (role == Role::kForwardLse) return "lse of the forward pass, with --y";
   const char* const help = InfoOf(role).help;
-  TensorSchema row = RowOf(role, help == nullptr ? "" : help);
+  return help == nullptr ? "" : help;
+}
+
+TensorSchema InputRow(Role role) {
+  TensorSchema row = RowOf(role, HelpOf(role));
   if (role == Role::kV) row.replaced_by = "v_head_size";
   return row;
 }
@@ -126,12 +134,17 @@ const Tables& ForwardTables() {
     for (const OutputRow& output : kOutputRows) {
       t->outputs.push_back(RowOf(output.role, output.help));
       t->outputs.back().want = output.want;
+      if (output.role == Role::kPresentValue) t->outputs.back().replaced_by = "v_head_size";
     }
-    t->attributes.push_back({"qk_matmul_output_mode",
-                             int64_t(),
-                             {},
-                             SetScoreMode,
-                             "0: scores, 1: after softcap, 2: after bias, 3: weights"});
+    t->attributes.push_back({.name = "qk_matmul_output_mode",
+                             .kind = int64_t(),
+                             .choices = {},
+                             .set = SetScoreMode,
+                             .help = "0: scores, 1: after softcap, 2: after bias, 3: weights",
+                             .least = 0,
+                             .most = 3,
+                             .allowed = "0 (scores), 1 (after softcap), 2 (after bias) or 3 "
+                                        "(weights)"});
     return t;
   }();
   return *tables;
@@ -149,6 +162,7 @@ const Tables& BackwardTables() {
     for (size_t n = 0; n < kGradients.size(); ++n) {
       t->outputs.push_back(RowOf(kGradients[n], "the gradient of the input"));
       t->outputs.back().want = kWants[n];
+      if (kGradients[n] == Role::kDV) t->outputs.back().replaced_by = "v_head_size";
     }
     return t;
   }();
@@ -194,11 +208,6 @@ const OperatorCall& AttentionOf(const SchemaCall& call) {
 
 absl::StatusOr<ResolvedCall> ResolveAttention(const SchemaCall& call) {
   const OperatorCall& given = AttentionOf(call);
-  const int64_t mode = static_cast<const AttentionCall&>(call).score_mode;
-  if (mode < 0 || mode > 3) {
-    return Invalid("qk_matmul_output_mode is ", mode,
-                   "; it must be 0 (scores), 1 (after softcap), 2 (after bias) or 3 (weights)");
-  }
   if (!given.gradients || !given.gradients->empty()) return Resolve(given);
   OperatorCall complete = given;
   for (Role role : {Role::kDQ, Role::kDK}) complete.gradients->Add(role);

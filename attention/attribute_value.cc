@@ -20,6 +20,15 @@ bool ParseNumber(absl::string_view text, Number& out) {
   return error == std::errc() && stop == end;
 }
 
+// Of a text beyond the range of a double: 0 or infinity.
+bool ParseReal(absl::string_view text, double& out) {
+  if (ParseNumber(text, out)) return true;
+  long double wide = 0;
+  if (!ParseNumber(text, wide)) return false;
+  out = static_cast<double>(wide);
+  return true;
+}
+
 template <typename Integer>
 bool ReadInteger(const GivenValue& given, Integer& out) {
   const auto read = [&out](const auto& value) {
@@ -44,10 +53,9 @@ bool ReadValue(const GivenValue& given, bool& out) {
     out = *value;
     return true;
   }
-  if (const auto* text = std::get_if<absl::string_view>(&given);
-      text != nullptr && (*text == "true" || *text == "false")) {
-    out = *text == "true";
-    return true;
+  if (const auto* text = std::get_if<absl::string_view>(&given)) {
+    out = *text == "true" || *text == "1";
+    return out || *text == "false" || *text == "0";
   }
   int64_t number = 0;
   if (!ReadInteger(given, number) || number < 0 || number > 1) return false;
@@ -62,7 +70,7 @@ bool ReadValue(const GivenValue& given, double& out) {
   const auto read = [&out](const auto& value) {
     using Type = std::decay_t<decltype(value)>;
     if constexpr (std::is_same_v<Type, absl::string_view>) {
-      return ParseNumber(value, out);
+      return ParseReal(value, out);
     } else if constexpr (std::is_same_v<Type, bool>) {
       return false;
     } else {

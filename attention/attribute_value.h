@@ -38,7 +38,8 @@ inline constexpr absl::string_view kAllowedValues<uint64_t> = "a whole number of
 template <>
 inline constexpr absl::string_view kAllowedValues<double> = "a number";
 template <>
-inline constexpr absl::string_view kAllowedValues<DType> = "FP32, FP16, BF16 or FP64";
+inline constexpr absl::string_view kAllowedValues<DType> =
+    "FP32, FP16, BF16 or FP64, or its code in ONNX";
 std::string AllowedValues(absl::Span<const absl::string_view> names);  // "reformer or simple"
 
 // "true", "2.5", "'fast'"

@@ -22,12 +22,14 @@ constexpr AttributeInfo kTable[] = {
      .onnx = "q_num_heads",
      .native = "attention.query_heads",
      .c = "query_heads",
-     .field = AttributeField<std::optional<int64_t>>{&OperatorCall::q_num_heads}},
+     .field = AttributeField<std::optional<int64_t>>{&OperatorCall::q_num_heads},
+     .help = "heads of a Q of rank 3"},
     {.attribute = Attribute::kKvHeads,
      .onnx = "kv_num_heads",
      .native = "attention.kv_heads",
      .c = "kv_heads",
-     .field = AttributeField<std::optional<int64_t>>{&OperatorCall::kv_num_heads}},
+     .field = AttributeField<std::optional<int64_t>>{&OperatorCall::kv_num_heads},
+     .help = "heads of K and V of rank 3"},
     {.attribute = Attribute::kCausal,
      .onnx = "is_causal",
      .native = "attention.causal",
@@ -43,7 +45,8 @@ constexpr AttributeInfo kTable[] = {
      .least = -1,
      .most = kInfinity,
      .allowed = "-1 (unbounded) or at least 0",
-     .absent = -1},
+     .absent = -1,
+     .help = "keys before the query that it sees; -1 (default): all"},
     {.attribute = Attribute::kRightWindow,
      .onnx = "right_window_size",
      .native = "attention.window.right",
@@ -52,7 +55,8 @@ constexpr AttributeInfo kTable[] = {
      .least = -1,
      .most = kInfinity,
      .allowed = "-1 (unbounded) or at least 0",
-     .absent = -1},
+     .absent = -1,
+     .help = "keys after the query that it sees; -1 (default): all"},
     {.attribute = Attribute::kScale,
      .onnx = "scale",
      .native = "attention.scale",
@@ -141,7 +145,8 @@ constexpr AttributeInfo kTable[] = {
      .native = "attention.rotary_keys",
      .c = "rotary_keys",
      .field =
-         AttributeField<std::optional<bool>>{&OperatorCall::rotary_keys, &Problem::rotary_keys}},
+         AttributeField<std::optional<bool>>{&OperatorCall::rotary_keys, &Problem::rotary_keys},
+     .help = "false: the keys are rotated already"},
     {.attribute = Attribute::kScoreFunction,
      .onnx = "score_function",
      .native = "attention.score_function",
@@ -229,8 +234,8 @@ void AppendRow(std::vector<AttributeSchema>& rows) {
   constexpr auto kMember = std::get<kInfo.field.index()>(kInfo.field).call;
   if constexpr (kMember != nullptr) {
     rows.push_back(AttributeOf<kMember>(kInfo.onnx, kInfo.help == nullptr ? "" : kInfo.help));
-    // Absent is neither true nor false.
-    rows.back().is_on = std::is_same_v<decltype(kMember), std::optional<bool> OperatorCall::*const>;
+    rows.back().takes_value =
+        std::is_same_v<decltype(kMember), std::optional<bool> OperatorCall::*const>;
   }
 }
 

@@ -38,6 +38,7 @@ const OperatorSchema* FindOperator(absl::string_view name) {
 }
 
 std::string AllowedValues(const AttributeSchema& attribute) {
+  if (!attribute.allowed.empty()) return std::string(attribute.allowed);
   const auto allowed = [&](auto type) {
     if constexpr (std::is_same_v<decltype(type), uint8_t>) {
       return AllowedValues(attribute.choices);
@@ -46,6 +47,14 @@ std::string AllowedValues(const AttributeSchema& attribute) {
     }
   };
   return std::visit(allowed, attribute.kind);
+}
+
+absl::Status NoOutput(const TensorSchema& output) {
+  if (!output.replaced_by.empty()) {
+    return Invalid("output ", output.name, " is requested; there is none with ",
+                   output.replaced_by);
+  }
+  return Invalid("output ", output.name, " is requested; it needs ", output.follows);
 }
 
 absl::StatusOr<AttributeValue> ReadValue(const AttributeSchema& attribute,
@@ -58,7 +67,11 @@ absl::StatusOr<AttributeValue> ReadValue(const AttributeSchema& attribute,
       return ReadValue(given, out);
     }
   };
-  if (std::visit(read, value)) return value;
+  const auto is_within = [&] {
+    const auto* const whole = std::get_if<int64_t>(&value);
+    return whole == nullptr || (*whole >= attribute.least && *whole <= attribute.most);
+  };
+  if (std::visit(read, value) && is_within()) return value;
   return Invalid(attribute.name, " is ", ToString(given), "; it must be ",
                  AllowedValues(attribute));
 }

@@ -4,6 +4,7 @@
 #define RAPT_ATTENTION_OPERATOR_SCHEMA_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,7 +54,7 @@ struct TensorSchema {
   absl::string_view follows = {};
   absl::string_view help = {};
   bool any_rank = false;  // not only `rank`
-  // Of a required input: the attribute with which it is absent.
+  // The attribute with which a required input, or an output, is absent.
   absl::string_view replaced_by = {};
 };
 
@@ -67,7 +68,11 @@ struct AttributeSchema {
   void (*set)(SchemaCall&, const AttributeValue&);  // REQUIRES: a value of that type
   absl::string_view help;
   bool required = false;
-  bool is_on = false;  // of a bool: its default
+  bool takes_value = false;  // of a bool: absent is not false
+  // Of a whole number: the range, and the same in words.
+  int64_t least = std::numeric_limits<int64_t>::min();
+  int64_t most = std::numeric_limits<int64_t>::max();
+  absl::string_view allowed = {};
 };
 
 struct OperatorSchema {
@@ -96,6 +101,9 @@ std::string AllowedValues(const AttributeSchema& attribute);
 // allowed values.
 absl::StatusOr<AttributeValue> ReadValue(const AttributeSchema& attribute, const GivenValue& given);
 
+// The error of a call that asks for an output but does not have it.
+absl::Status NoOutput(const TensorSchema& output);
+
 // --- Rows of the tables ---
 
 constexpr TensorSchema TensorRow(absl::string_view name, Role role, int rank,
@@ -110,7 +118,7 @@ constexpr Row Required(Row row) {
   return row;
 }
 constexpr AttributeSchema OnByDefault(AttributeSchema row) {
-  row.is_on = true;
+  row.takes_value = true;
   return row;
 }
 constexpr TensorSchema OfAnyRank(TensorSchema row) {

@@ -118,9 +118,9 @@ struct ModelId {
   // Its name in the Open Inference Protocol.
   absl::string_view name() const {
     if (layer != nullptr) return *layer;
-    if (kind == Model::kOperator) return schema->name;
-    constexpr absl::string_view kNames[] = {"attention", "attention_backward", "attention_session"};
-    return kNames[static_cast<size_t>(kind)];
+    if (schema != nullptr) return schema->name;
+    if (kind == Model::kAttentionSession) return "attention_session";
+    return (kind == Model::kAttention ? AttentionSchema() : AttentionBackwardSchema()).name;
   }
 
   Model kind = Model::kAttention;

@@ -523,7 +523,7 @@ absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_ar
              context->pool);
 }
 
-// ---- Other operators ----------------------------------------------------------------------------
+// ---- Operators by their names -------------------------------------------------------------------
 
 template <typename Rows>
 std::string NamesOf(const Rows& rows) {
@@ -594,9 +594,7 @@ absl::Status PlanCall(const rapt_context* context, const rapt_call* call, rapt_p
   RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"call", call}, {"plan", plan}}));
   RAPT_ASSIGN_OR_RETURN(rapt::BoundCall bound, call->call->Bind());
   for (const rapt::TensorSchema* output : call->wanted) {
-    if (bound.outputs()[output->role]) continue;
-    return Invalid("output ", output->name, " is wanted; it needs ",
-                   output->follows.empty() ? "input V" : output->follows);
+    if (!bound.outputs()[output->role]) return NoOutput(*output);
   }
   RAPT_ASSIGN_OR_RETURN(rapt::Plan made, bound.MakePlan(context->options));
   std::string description = made.Describe();

@@ -106,7 +106,7 @@ ModelCall::Value ParameterOf(const AttributeSchema& attribute, const AttributeVa
 
 Flag OperatorFlags::AttributeFlag(const AttributeSchema& attribute) {
   constexpr std::string_view kPlaceholders[] = {"BOOL", "N", "N", "X", "TYPE", "NAME"};
-  const bool is_switch = attribute.kind == AttributeValue(false) && !attribute.is_on;
+  const bool is_switch = attribute.kind == AttributeValue(false) && !attribute.takes_value;
   std::string help(attribute.help);
   if (!attribute.choices.empty()) {
     absl::StrAppend(&help, "; ", absl::StrJoin(attribute.choices, ", "));
@@ -242,7 +242,12 @@ absl::StatusOr<BoundCall> Check(const OperatorFlags& flags, const LoadedInputs& 
     const TensorSchema& row = flags.schema.outputs[n];
     if (row.want != nullptr && IsWanted(flags, n)) row.want(*flags.call);
   }
-  return flags.call->Bind();
+  RAPT_ASSIGN_OR_RETURN(BoundCall bound, flags.call->Bind());
+  for (size_t n = 0; n < flags.outputs.size(); ++n) {
+    const TensorSchema& row = flags.schema.outputs[n];
+    if (IsWanted(flags, n) && !bound.outputs()[row.role]) return NoOutput(row);
+  }
+  return bound;
 }
 
 absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInputs& loaded) {
@@ -250,9 +255,9 @@ absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInput
   RAPT_ASSIGN_OR_RETURN(const OperatorResult computed, RunHere(call, loaded.inputs.ToArguments()));
   Report report{.outputs = {}, .backend = computed.backend, .plan = computed.plan};
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
-    const auto& output = computed.outputs[flags.schema.outputs[n].role];
-    if (!output) continue;
-    RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, *output, report));
+    if (!IsWanted(flags, n)) continue;
+    const client::Tensor& output = *computed.outputs[flags.schema.outputs[n].role];
+    RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, output, report));
   }
   return report;
 }
@@ -321,8 +326,8 @@ ExitCode Run(OperatorFlags& flags) {
 void PrintOperators() {
   std::puts(
       "usage: rapt run OPERATOR --INPUT FILE ... -o FILE [flags]\n\n"
-      "Computes an operator over NumPy arrays of float32, float16, float64 or bfloat16,\n"
-      "with the names that it has in the Open Inference Protocol. A FILE is a .npy file, or a "
+      "Computes an operator, by its names in the Open Inference Protocol, over NumPy arrays\n"
+      "of float32, float16, float64 or bfloat16. A FILE is a .npy file, or a "
       "member of an archive such as\n"
       "in.npz:x.\n");
   for (const OperatorSchema* schema : OperatorSchemas()) {

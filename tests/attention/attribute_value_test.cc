@@ -46,6 +46,8 @@ TEST(AttributeValueTest, RealNumbers) {
   EXPECT_EQ(Read<double>(uint64_t{3}), 3);
   EXPECT_EQ(Read<double>(Text("-2.5e-3")), -2.5e-3);
   EXPECT_EQ(Read<double>(Text("inf")), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(Read<double>(Text("-1e400")), -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(Read<double>(Text("1e-400")), 0);
   EXPECT_EQ(Read<double>(true), std::nullopt);
   EXPECT_EQ(Read<double>(Text("half")), std::nullopt);
 }
@@ -59,8 +61,9 @@ TEST(AttributeValueTest, Bools) {
                                   GivenValue(Text("false")), GivenValue(Text("0"))}) {
     EXPECT_EQ(Read<bool>(given), false) << ToString(given);
   }
-  for (const GivenValue& given : {GivenValue(int64_t{2}), GivenValue(int64_t{-1}), GivenValue(1.0),
-                                  GivenValue(Text("yes")), GivenValue(Text(""))}) {
+  for (const GivenValue& given :
+       {GivenValue(int64_t{2}), GivenValue(int64_t{-1}), GivenValue(1.0), GivenValue(Text("yes")),
+        GivenValue(Text("")), GivenValue(Text("01"))}) {
     EXPECT_EQ(Read<bool>(given), std::nullopt) << ToString(given);
   }
 }

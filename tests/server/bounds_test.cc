@@ -510,7 +510,7 @@ v1::LinearAttendRequest FavorMessage() {
 
 v1::LshAttendRequest LshMessage() {
   v1::LshAttendRequest request;
-  *request.mutable_qk() = *request.mutable_v() = Ones({1, kHeads, 8, kSize});
+  *request.mutable_q() = *request.mutable_v() = Ones({1, kHeads, 8, kSize});
   request.set_chunk_length(4);
   request.set_seed(1);
   return request;

@@ -238,7 +238,7 @@ class Context:
 
 
 class Call:
-    """A call of an operator other than attention, by the names of rapt/attention.h. Not thread-safe. Raises ValueError with
+    """A call of an operator by the names of rapt/attention.h. Not thread-safe. Raises ValueError with
     the library's message."""
 
     def __init__(self, operator: str) -> None:

@@ -417,8 +417,8 @@ void RequestOutputs(OutputRequests& all, Calls& calls) {
   for (OutputRequest& request : all) {
     if (request.role != kLayerWeights) continue;
     if (calls.average_attn_weights) request.role = kAveragedWeights;
-    calls.layer.wants_weights = !calls.average_attn_weights;
-    calls.layer.wants_averaged_weights = calls.average_attn_weights;
+    calls.layer->wants_weights = !calls.average_attn_weights;
+    calls.layer->wants_averaged_weights = calls.average_attn_weights;
   }
 }
 
@@ -431,15 +431,7 @@ void RequestOutputs(const ModelId& model, OutputRequests& all, Calls& calls) {
     }
     return;
   }
-  calls.attention.wants_lse = Contains(all, Role::kLse);
-}
-
-absl::Status Unavailable(const RequestedOutput& output, const ModelId& model) {
-  return Invalid(
-      "output ", output.name, " is requested; ",
-      IsAttention(model)
-          ? "there is none with v_head_size"
-          : absl::StrCat("it needs ", FindTensor(model.schema->outputs, output.name)->follows));
+  calls.attention->wants_lse = Contains(all, Role::kLse);
 }
 
 // Sets the shapes and destinations of the outputs. REQUIRES: the call is resolved.
@@ -448,7 +440,11 @@ absl::Status PlaceOutputs(const InferFields& fields, SharedTensors& shared_tenso
   absl::InlinedVector<const TensorSpec*, 5> in_message, all;
   const RoleSet available = decoded.request.Outputs();
   for (RequestedOutput& output : decoded.outputs) {
-    if (!available.contains(output.role)) return Unavailable(output, decoded.model);
+    if (!available.contains(output.role)) {
+      const OperatorSchema* const schema = decoded.model.schema;
+      return schema != nullptr ? NoOutput(*FindTensor(schema->outputs, output.name))
+                               : Invalid("output ", output.name, " is not one of this call");
+    }
     output.spec = decoded.request.call.outputs[output.role];
     if (decoded.session) output.spec = SessionOutput(*decoded.session, output.role, output.spec);
     all.push_back(output.shared ? nullptr : &output.spec);
@@ -467,11 +463,11 @@ absl::Status PlaceOutputs(const InferFields& fields, SharedTensors& shared_tenso
 
 absl::StatusOr<SessionCall> MakeSession(const ModelInfo& model, const ModelContext& context,
                                         Calls& calls, const InputMap<InputBytes>& inputs) {
-  if (model.layer == nullptr) return MakeSessionCall(calls.session, calls.attention, inputs);
+  if (model.layer == nullptr) return MakeSessionCall(calls.session, *calls.attention, inputs);
   if (!context.sequence_lease) {
     return absl::UnimplementedError("not supported: sequences need --kv_cache_bytes");
   }
-  return MakeLayerSession(calls.session, model, calls.layer, inputs);
+  return MakeLayerSession(calls.session, model, *calls.layer, inputs);
 }
 
 // Reads a call of a sequence. Without queries it has no outputs.
@@ -498,7 +494,7 @@ absl::Status ResolveCall(const ModelInfo& model, Calls& calls, Request& request)
     RAPT_ASSIGN_OR_RETURN(const BoundCall bound, calls.call->Bind());
     request.SetOperator(bound.tensor_operator());
   } else {
-    RAPT_ASSIGN_OR_RETURN(auto made, MakeLayerCall(model.layer, calls.layer));
+    RAPT_ASSIGN_OR_RETURN(auto made, MakeLayerCall(model.layer, *calls.layer));
     request.SetOperator(std::move(made));
   }
   return absl::OkStatus();

@@ -1,8 +1,6 @@
 #include "server/protocols/oip/parameters.h"
 
 #include <algorithm>
-#include <type_traits>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -145,13 +143,11 @@ bool ReadOf(const ParameterReader& parameter, std::optional<Dropout>& out) {
 
 absl::Status Set(const AttributeSchema& attribute, const InferParameter& value, SchemaCall& call) {
   const std::optional<GivenValue> given = GivenOf(value);
-  if (given) {
-    if (const auto read = ReadValue(attribute, *given); read.ok()) {
-      attribute.set(call, *read);
-      return absl::OkStatus();
-    }
-  }
-  return WrongValue(attribute.name, value, AllowedValues(attribute));
+  if (!given) return WrongValue(attribute.name, value, AllowedValues(attribute));
+  const absl::StatusOr<AttributeValue> read = ReadValue(attribute, *given);
+  if (!read.ok()) return Invalid("parameter ", read.status().message());
+  attribute.set(call, *read);
+  return absl::OkStatus();
 }
 
 // Of an operator.
@@ -199,7 +195,7 @@ absl::Status ReadCausality(absl::string_view name, const InferParameter& value, 
 }
 
 bool ReadOfSession(const ParameterReader& parameter, Calls& calls) {
-  OperatorCall& attention = calls.attention;
+  OperatorCall& attention = *calls.attention;
   return parameter.IsBy(ReadCausality, "is_causal", attention.is_causal) ||
          parameter.Is("scale", attention.scale) || parameter.Is("softcap", attention.softcap) ||
          parameter.Is("q_num_heads", attention.q_num_heads) ||
@@ -210,9 +206,9 @@ bool ReadOfSession(const ParameterReader& parameter, Calls& calls) {
 
 bool ReadOwn(const ParameterReader& parameter, const ModelId& model, Calls& calls) {
   if (calls.call != nullptr) return ReadOf(parameter, *model.schema, *calls.call);
-  if (!calls.is_layer) return ReadOfSession(parameter, calls);
-  return ReadOf(parameter, calls.layer.dropout) || ReadOf(parameter, calls.session) ||
-         parameter.Is("is_causal", calls.layer.is_causal) ||
+  if (!calls.layer) return ReadOfSession(parameter, calls);
+  return ReadOf(parameter, calls.layer->dropout) || ReadOf(parameter, calls.session) ||
+         parameter.Is("is_causal", calls.layer->is_causal) ||
          parameter.Is("average_attn_weights", calls.average_attn_weights);
 }
 

@@ -36,19 +36,20 @@ struct Parameters {
 // A call of each kind of model; a message has one of them.
 struct Calls {
   explicit Calls(const ModelId& model)
-      : call(model.schema != nullptr ? model.schema->new_call() : nullptr),
-        is_layer(model == Model::kLayer) {}
-
-  InputMap<std::optional<TensorSpec>>& inputs() {
-    return call != nullptr ? call->inputs() : is_layer ? layer.inputs : attention.inputs;
+      : call(model.schema != nullptr ? model.schema->new_call() : nullptr) {
+    if (model == Model::kLayer) layer.emplace();
+    if (model == Model::kAttentionSession) attention.emplace();
   }
 
-  std::unique_ptr<SchemaCall> call;  // null unless of an operator
-  const bool is_layer;
-  LayerCall layer;
-  bool average_attn_weights = false;  // of `layer`
-  OperatorCall attention;             // of attention_session
-  SessionParameters session;          // beside those of `attention` or `layer`
+  InputMap<std::optional<TensorSpec>>& inputs() {
+    return call != nullptr ? call->inputs() : layer ? layer->inputs : attention->inputs;
+  }
+
+  std::unique_ptr<SchemaCall> call;  // of an operator; else `layer` or `attention`
+  std::optional<LayerCall> layer;
+  bool average_attn_weights = false;      // of `layer`
+  std::optional<OperatorCall> attention;  // of attention_session
+  SessionParameters session;              // beside those of `attention` or `layer`
 };
 
 // Returns whether clients may send the request parameter to every model, with any value. It means

@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "attention/operator.h"
@@ -467,11 +466,12 @@ class Assembler {
 // "; it must be SOFTMAX (0), ..." if the error is about the name of an enumeration's value:
 // "(field): invalid value \"x\" for type type.googleapis.com/rapt.v1.Normalizer".
 std::string AllowedNames(absl::string_view error) {
-  const size_t type = error.rfind('/');
-  if (type == absl::string_view::npos || !absl::StrContains(error, "invalid value")) return "";
+  constexpr absl::string_view kType = "\" for type type.googleapis.com/";
+  const size_t type = error.rfind(kType);
+  if (type == absl::string_view::npos) return "";
   const auto* const choices =
       google::protobuf::DescriptorPool::generated_pool()->FindEnumTypeByName(
-          std::string(error.substr(type + 1)));
+          std::string(error.substr(type + kType.size())));
   return choices == nullptr ? "" : absl::StrCat("; it must be ", ChoicesOf(*choices));
 }
 

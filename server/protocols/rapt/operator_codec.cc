@@ -78,7 +78,10 @@ const pb::Message& PrototypeOf(const OperatorSchema& schema,
 OperatorCodec::OperatorCodec(const OperatorSchema& schema)
     : schema_(schema),
       request_(PrototypeOf(schema, &pb::MethodDescriptor::input_type)),
-      response_(PrototypeOf(schema, &pb::MethodDescriptor::output_type)) {
+      response_(PrototypeOf(schema, &pb::MethodDescriptor::output_type)),
+      backend_(FieldOf(response_, "backend")),
+      plan_(FieldOf(response_, "plan")),
+      timing_(FieldOf(response_, "timing")) {
   for (const TensorSchema& input : schema_.inputs) {
     inputs_.push_back({&input, FieldOf(request_, input.name)});
     if (input.role == Role::kKeyLengths) continue;
@@ -194,11 +197,10 @@ ResponseMessage OperatorCodec::Encode(const TensorOperator& op, RoleSet wanted,
 std::string OperatorCodec::EndOf(const Result& result) const {
   const std::unique_ptr<pb::Message> fields(response_.New());
   const pb::Reflection& set = *fields->GetReflection();
-  set.SetString(fields.get(), FieldOf(response_, "backend"), NamesOf(result.routing));
-  set.SetString(fields.get(), FieldOf(response_, "plan"), result.plan);
-  WriteTiming(
-      result.queue_time, result.compute_time,
-      static_cast<v1::Timing&>(*set.MutableMessage(fields.get(), FieldOf(response_, "timing"))));
+  set.SetString(fields.get(), backend_, NamesOf(result.routing));
+  set.SetString(fields.get(), plan_, result.plan);
+  WriteTiming(result.queue_time, result.compute_time,
+              static_cast<v1::Timing&>(*set.MutableMessage(fields.get(), timing_)));
   return fields->SerializeAsString();
 }
 

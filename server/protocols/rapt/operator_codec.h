@@ -74,6 +74,7 @@ class OperatorCodec {
   std::vector<Column<TensorSchema>> inputs_, outputs_, wants_;
   std::vector<Column<AttributeSchema>> attributes_;
   std::vector<wire::PayloadField> payloads_;
+  const google::protobuf::FieldDescriptor *backend_, *plan_, *timing_;  // of the response
 };
 
 // Those of all operators that have a method in their table.

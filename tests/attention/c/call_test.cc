@@ -572,7 +572,7 @@ TEST_F(CCallTest, PlansRefuseWhatTheOperatorRefuses) {
   Create(linear);
   ASSERT_EQ(rapt_call_want(call_, "relative_error", message_, sizeof(message_)), RAPT_OK);
   EXPECT_EQ(Plan(), RAPT_INVALID_ARGUMENT);
-  EXPECT_STREQ(message_, "output relative_error is wanted; it needs error_rows");
+  EXPECT_STREQ(message_, "output relative_error is requested; it needs error_rows");
   Create({"rotary_embedding", {}, {}});
   EXPECT_EQ(Plan(), RAPT_INVALID_ARGUMENT);
   EXPECT_STREQ(message_, "X is missing");

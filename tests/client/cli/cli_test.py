@@ -641,6 +641,11 @@ def test_attention_by_its_table(rapt, save, load, where):
         np.testing.assert_array_equal(load("y.npy"), load("want.npy"))
         for other, name in zip(others, [name for name in ("lse.npy", "s.npy") if any(name in flag for flag in attend)]):
             np.testing.assert_array_equal(load(name), other)
+    rapt("run", "attention", *qkv, "-o=y.npy", "--present-key=present.npy", *where)
+    np.testing.assert_array_equal(load("present.npy"), load("k.npy"))
+    call = ["run", "attention", *qkv[:2], "--v-head-size=6", "-o=y.npy"]
+    message = "output present_value is requested; there is none with v_head_size"
+    assert message in rapt(*call, "--present-value=v2.npy", *where, code=CALL_FAILED).stderr
     assert "V is missing" in rapt("run", "attention", *qkv[:2], "-o=y.npy", *where, code=CALL_FAILED).stderr
     rapt("run", "attention", *qkv[:2], "--v-head-size=6", "-o=y.npy", *where)
     assert load("y.npy").shape == (2, 4, 3, 6)
@@ -1720,8 +1725,8 @@ ERRORS = [
     ("attend --q x.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
     ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "--kv-heads needs --heads"),
     ("attend --q x.npy -o y.npy --average", USAGE, "--average needs --model"),
-    ("run", USAGE, "no operator given; the operators are rotary_embedding, positional_encoding"),
-    ("run softmax --x x.npy", USAGE, "unknown operator 'softmax'; the operators are rotary_embedding"),
+    ("run", USAGE, "no operator given; the operators are attention, attention_backward, rotary_embedding"),
+    ("run softmax --x x.npy", USAGE, "unknown operator 'softmax'; the operators are attention, "),
     ("run positional_encoding -o y.npy", USAGE, "--x is required"),
     ("run lsh_attention --q x.npy --v x.npy -o y.npy", USAGE, "--chunk-length is required"),
     ("run linear_attention --query x.npy --key x.npy --value x.npy --kv-num-heads 1 -o y.npy", USAGE, "--q-num-heads is required"),

@@ -406,15 +406,16 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
  * The operators follow. Tensors of an operator have one float type unless said otherwise; "any
  * float" may differ from it. Letters: B and D as above, T or S tokens, Hq and Hkv heads, H heads of
  * both, d_k and d_v the sizes of a head of keys and values. Sizes and numbers of heads are at most
- * 65536.
+ * 65536, except in attention.
  *
  * attention, the ONNX operator Attention (opsets 23 to 25) with extensions: rapt_problem as a call,
  * by the names that the model `attention` has in the Open Inference Protocol. Its inputs are Q, K
  * and V [B, H, S, D], or [B, S, H * D] with q_num_heads and kv_num_heads, attn_mask, past_key,
  * past_value, nonpad_kv_seqlen [B] and those of rapt_arguments under their names there (bias is
- * attention_bias); its outputs Y and, if wanted, present_key, present_value, qk_matmul_output and
- * lse; its attributes is_causal, scale, softcap, softmax_precision, qk_matmul_output_mode (0 to 3),
- * left_window_size, right_window_size and others of rapt_problem under their names there, layout
+ * attention_bias); its outputs Y and, if wanted, qk_matmul_output, lse, and both of present_key and
+ * present_value if one of them is wanted; its attributes is_causal, scale, softcap,
+ * softmax_precision, qk_matmul_output_mode (0 to 3), left_window_size, right_window_size and others
+ * of rapt_problem under their names there, layout
  * ("bhsd", "bshd" or "bse") and alignment, "onnx" by default.
  *
  * attention_backward, its gradients: the inputs of attention and dY, optionally Y and lse of the
@@ -515,7 +516,8 @@ void rapt_call_destroy(rapt_call* call); /* NULL is a no-op. */
 rapt_code rapt_call_set_input(rapt_call* call, const char* name, int32_t dtype, int32_t rank,
                               const int64_t* shape, char* message, size_t message_bytes);
 
-/* Sets an attribute that is an integer, a number or a switch, which is 0 or 1. */
+/* Sets an attribute that is an integer, a number, a switch, which is 0 or 1, or a float type by the
+ * code that ONNX has for it, which is not that of rapt_dtype. */
 rapt_code rapt_call_set_integer(rapt_call* call, const char* name, int64_t value, char* message,
                                 size_t message_bytes);
 /* Sets an attribute that is a number. */

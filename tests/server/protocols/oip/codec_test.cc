@@ -275,6 +275,10 @@ TEST(OipCodecTest, MasksOfZeroAndOneBecomeBool) {
 TEST(OipCodecTest, LayoutAndAlignmentAreParameters) {
   ModelInferRequest message = RawMessage();
   EXPECT_EQ(DecodedProblem(message).alignment, Alignment::kOnnx);
+  ModelInferRequest backward = RawMessage();
+  backward.set_model_name("attention_backward");
+  AddRaw(backward, "dY", "FP32", {1, 1, 3, 4});
+  EXPECT_EQ(DecodedProblem(backward).alignment, Alignment::kOnnx);
   Parameter(message, "layout").set_string_param("bshd");
   Parameter(message, "alignment").set_string_param("bottom_right");
   const Problem problem = DecodedProblem(message);
@@ -543,7 +547,9 @@ TEST(OipCodecTest, AnUnknownParameterIsToldThoseThatThereAre) {
   for (const AttributeInfo& attribute : Attributes()) {
     EXPECT_THAT(attention, HasSubstr(std::string(attribute.onnx)));
   }
-  EXPECT_THAT(attention, HasSubstr("dropout_seed, qk_matmul_output_mode, softmax_precision"));
+  EXPECT_THAT(
+      attention,
+      HasSubstr("softmax_precision, dropout_probability, dropout_seed, qk_matmul_output_mode"));
   EXPECT_THAT(ParametersOf("attention_backward"), Not(HasSubstr("qk_matmul_output_mode")));
 }
 
@@ -1147,7 +1153,7 @@ const Refusal kRefusals[] = {
     {"HeadsOfDouble",
      [](auto& m) { Parameter(m, "q_num_heads").set_double_param(2); },
      kInvalid,
-     {"q_num_heads", "2", "integer"}},
+     {"q_num_heads", "2", "a whole number"}},
     {"HeadsBeyondInt64",
      [](auto& m) { Parameter(m, "q_num_heads").set_uint64_param(~uint64_t{0}); },
      kInvalid,
@@ -1159,7 +1165,7 @@ const Refusal kRefusals[] = {
     {"PrecisionInt8",
      [](auto& m) { Parameter(m, "softmax_precision").set_int64_param(3); },
      kInvalid,
-     {"softmax_precision", "3", "11 (DOUBLE)"}},
+     {"softmax_precision", "3", "FP64", "its code in ONNX"}},
     {"WindowTooSmall",
      [](auto& m) { Parameter(m, "left_window_size").set_int64_param(-2); },
      kInvalid,
