@@ -26,25 +26,59 @@ constexpr Dims VectorDims(const RelativeVectors& vectors, int64_t size) {
   return {vectors.heads, vectors.length, size, 1};
 }
 
+// Of a tensor with fewer axes.
+constexpr Dims AxesOf(int64_t a, int64_t b = 1, int64_t c = 1) { return {a, b, c, 1}; }
+
 constexpr bool Always(const Problem&) { return true; }
+template <auto kMember>
+constexpr bool Has(const Problem& p) {
+  return static_cast<bool>(p.*kMember);
+}
+template <auto kMember>
+constexpr DType TypeIn(const Problem& p) {
+  if constexpr (requires { (p.*kMember)->dtype; }) {
+    return (p.*kMember)->dtype;
+  } else {
+    return *(p.*kMember);
+  }
+}
+template <DType kType>
+constexpr DType Only(const Problem&) {
+  return kType;
+}
 constexpr bool HasValues(const Problem& p) { return !p.values_in_keys; }
 constexpr bool HasPast(const Problem& p) { return p.past_length > 0; }
-constexpr bool WantsPresent(const Problem& p) { return p.wants_present; }
 constexpr DType QueryType(const Problem& p) { return p.dtype; }
 
-constexpr bool HasRotaryCache(const Problem& p) { return p.rotary_cache.has_value(); }
-constexpr DType RotaryCacheType(const Problem& p) { return p.rotary_cache->dtype; }
 constexpr Dims RotaryCacheDims(const Problem& p) {
   const RotaryCache& cache = *p.rotary_cache;
   if (cache.by_position()) return {cache.rows, cache.pairs, 1, 1};
   return {*cache.batch, cache.rows, cache.pairs, 1};
 }
-constexpr DType Integer(const Problem&) { return DType::kInt64; }
+constexpr Dims HeadDims(const Problem& p) { return AxesOf(p.query_heads); }
 
 constexpr bool HasForward(const Problem& p) { return p.backward && p.backward->has_forward; }
 DType LseType(const Problem& p) { return p.lse_dtype(); }
 constexpr Dims LseDims(const Problem& p) { return QueryDims(p, 1); }
 constexpr Dims OutputDims(const Problem& p) { return QueryDims(p, p.value_head_size); }
+
+// An input with the same name in every interface, which broadcasts and which models do not list.
+constexpr RoleInfo Table(Role role, absl::string_view name, const char* help, int rank,
+                         bool (*wanted)(const Problem&), DType (*dtype)(const Problem&),
+                         Dims (*dims)(const Problem&), DType usual_dtype = DType::kFloat32) {
+  return {.role = role,
+          .onnx = name,
+          .native = name,
+          .c = name,
+          .help = help,
+          .unlisted = true,
+          .broadcasts = true,
+          .rank = rank,
+          .usual_dtype = usual_dtype,
+          .wanted = wanted,
+          .dtype = dtype,
+          .dims = dims};
+}
 
 constexpr RoleInfo kForwardRoles[] = {
     {.role = Role::kQ,
@@ -87,8 +121,8 @@ constexpr RoleInfo kForwardRoles[] = {
      .help = "bool or integers 0 and 1 (1: attend), or floats (added to the scores)",
      .broadcasts = true,
      .usual_dtype = DType::kBool,
-     .wanted = [](const Problem& p) { return p.mask.has_value(); },
-     .dtype = [](const Problem& p) { return p.mask->dtype; },
+     .wanted = Has<&Problem::mask>,
+     .dtype = TypeIn<&Problem::mask>,
      .dims = [](const Problem& p) { return p.mask->dims; }},
     {.role = Role::kPastKey,
      .onnx = "past_key",
@@ -115,20 +149,17 @@ constexpr RoleInfo kForwardRoles[] = {
      .help = "number of valid keys of each batch row, [B]",
      .rank = 1,
      .usual_dtype = DType::kInt64,
-     .wanted = [](const Problem& p) { return p.has_key_lengths; },
-     .dtype = [](const Problem&) { return DType::kInt64; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.batch, 1, 1, 1};
-         }},
+     .wanted = Has<&Problem::has_key_lengths>,
+     .dtype = Only<DType::kInt64>,
+     .dims = [](const Problem& p) { return AxesOf(p.batch); }},
     {.role = Role::kBias,
      .onnx = "attention_bias",
      .native = "attention_bias",
      .c = "bias",
      .help = "floats added to the scores, broadcast as the mask",
      .broadcasts = true,
-     .wanted = [](const Problem& p) { return p.bias.has_value(); },
-     .dtype = [](const Problem& p) { return p.bias->dtype; },
+     .wanted = Has<&Problem::bias>,
+     .dtype = TypeIn<&Problem::bias>,
      .dims = [](const Problem& p) { return p.bias->dims; }},
     {.role = Role::kHeadSink,
      .onnx = "head_sink",
@@ -137,76 +168,28 @@ constexpr RoleInfo kForwardRoles[] = {
      .help = "the score of one more key per head, without a value, [Hq]",
      .broadcasts = true,
      .rank = 1,
-     .wanted = [](const Problem& p) { return p.head_sink.has_value(); },
-     .dtype = [](const Problem& p) { return *p.head_sink; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.query_heads, 1, 1, 1};
-         }},
-    {.role = Role::kAlibiSlopes,
-     .onnx = "alibi_slopes",
-     .native = "alibi_slopes",
-     .c = "alibi_slopes",
-     .help = "-slope*|j-p| is added to the scores, [Hq] or [B, Hq]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .wanted = [](const Problem& p) { return p.alibi_slopes.has_value(); },
-     .dtype = [](const Problem& p) { return p.alibi_slopes->dtype; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.alibi_slopes->batch, p.query_heads, 1, 1};
-         }},
-    {.role = Role::kBiasTable,
-     .onnx = "bias_table",
-     .native = "bias_table",
-     .c = "bias_table",
-     .help = "T5: a bias for each bucket of distances, [N, Hq]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .wanted = [](const Problem& p) { return p.bias_table.has_value(); },
-     .dtype = [](const Problem& p) { return p.bias_table->dtype; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.bias_table->buckets, p.query_heads, 1, 1};
-         }},
-    {.role = Role::kRelativeBias,
-     .onnx = "relative_bias",
-     .native = "relative_bias",
-     .c = "relative_bias",
-     .help = "a bias for each distance, clipped to [-c, c], [1 or Hq, 2c+1]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .wanted = [](const Problem& p) { return p.relative_bias.has_value(); },
-     .dtype = [](const Problem& p) { return p.relative_bias->dtype; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.relative_bias->heads, p.relative_bias->length, 1, 1};
-         }},
-    {.role = Role::kRelativeKeys,
-     .onnx = "relative_keys",
-     .native = "relative_keys",
-     .c = "relative_keys",
-     .help = "added to the keys by distance, clipped to [-c, c], [1 or Hq, 2c+1, D]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 3,
-     .wanted = [](const Problem& p) { return p.relative_keys.has_value(); },
-     .dtype = [](const Problem& p) { return p.relative_keys->dtype; },
-     .dims = [](const Problem& p) { return VectorDims(*p.relative_keys, p.head_size); }},
-    {.role = Role::kRelativeValues,
-     .onnx = "relative_values",
-     .native = "relative_values",
-     .c = "relative_values",
-     .help = "added to the values by distance, clipped to [-c, c], [1 or Hq, 2c+1, Dv]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 3,
-     .wanted = [](const Problem& p) { return p.relative_values.has_value(); },
-     .dtype = [](const Problem& p) { return p.relative_values->dtype; },
-     .dims = [](const Problem& p) { return VectorDims(*p.relative_values, p.value_head_size); }},
+     .wanted = Has<&Problem::head_sink>,
+     .dtype = TypeIn<&Problem::head_sink>,
+     .dims = HeadDims},
+    Table(Role::kAlibiSlopes, "alibi_slopes",
+          "-slope*|j-p| is added to the scores, [Hq] or [B, Hq]", 2, Has<&Problem::alibi_slopes>,
+          TypeIn<&Problem::alibi_slopes>,
+          [](const Problem& p) { return AxesOf(p.alibi_slopes->batch, p.query_heads); }),
+    Table(Role::kBiasTable, "bias_table", "T5: a bias for each bucket of distances, [N, Hq]", 2,
+          Has<&Problem::bias_table>, TypeIn<&Problem::bias_table>,
+          [](const Problem& p) { return AxesOf(p.bias_table->buckets, p.query_heads); }),
+    Table(Role::kRelativeBias, "relative_bias",
+          "a bias for each distance, clipped to [-c, c], [1 or Hq, 2c+1]", 2,
+          Has<&Problem::relative_bias>, TypeIn<&Problem::relative_bias>,
+          [](const Problem& p) { return AxesOf(p.relative_bias->heads, p.relative_bias->length); }),
+    Table(Role::kRelativeKeys, "relative_keys",
+          "added to the keys by distance, clipped to [-c, c], [1 or Hq, 2c+1, D]", 3,
+          Has<&Problem::relative_keys>, TypeIn<&Problem::relative_keys>,
+          [](const Problem& p) { return VectorDims(*p.relative_keys, p.head_size); }),
+    Table(Role::kRelativeValues, "relative_values",
+          "added to the values by distance, clipped to [-c, c], [1 or Hq, 2c+1, Dv]", 3,
+          Has<&Problem::relative_values>, TypeIn<&Problem::relative_values>,
+          [](const Problem& p) { return VectorDims(*p.relative_values, p.value_head_size); }),
     {.role = Role::kRelativeQuery,
      .onnx = "relative_query",
      .native = "relative_query",
@@ -215,130 +198,49 @@ constexpr RoleInfo kForwardRoles[] = {
      .has_layout = true,
      .unlisted = true,
      .source = Source::kSliced,
-     .wanted = [](const Problem& p) { return p.has_relative_query; },
+     .wanted = Has<&Problem::has_relative_query>,
      .dtype = QueryType,
      .dims = [](const Problem& p) { return QueryDims(p, p.head_size); }},
-    {.role = Role::kCosCache,
-     .onnx = "cos_cache",
-     .native = "cos_cache",
-     .c = "cos_cache",
-     .help = "rotary embedding: cosines by position, [M, r/2] or [B, S, r/2]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .wanted = HasRotaryCache,
-     .dtype = RotaryCacheType,
-     .dims = RotaryCacheDims},
-    {.role = Role::kSinCache,
-     .onnx = "sin_cache",
-     .native = "sin_cache",
-     .c = "sin_cache",
-     .help = "rotary embedding: sines, as --cos-cache",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .wanted = HasRotaryCache,
-     .dtype = RotaryCacheType,
-     .dims = RotaryCacheDims},
-    {.role = Role::kPositionIds,
-     .onnx = "position_ids",
-     .native = "position_ids",
-     .c = "position_ids",
-     .help = "rotary embedding: integer positions of the queries, [B, Sq]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .usual_dtype = DType::kInt64,
-     .wanted = [](const Problem& p) { return p.has_position_ids; },
-     .dtype = Integer,
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.batch, p.query_length, 1, 1};
-         }},
-    {.role = Role::kKeyPositionIds,
-     .onnx = "key_position_ids",
-     .native = "key_position_ids",
-     .c = "key_position_ids",
-     .help = "rotary embedding: integer positions of the new keys, [B, Sk]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .usual_dtype = DType::kInt64,
-     .wanted = [](const Problem& p) { return p.has_key_position_ids; },
-     .dtype = Integer,
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.batch, p.key_length, 1, 1};
-         }},
-    {.role = Role::kAdditiveWeight,
-     .onnx = "additive_weight",
-     .native = "additive_weight",
-     .c = "additive_weight",
-     .help = "weight of each element in additive scores, [1 or Hq, D]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .wanted = [](const Problem& p) { return p.additive_weight.has_value(); },
-     .dtype = [](const Problem& p) { return p.additive_weight->dtype; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.additive_weight->heads, p.head_size, 1, 1};
-         }},
-    {.role = Role::kHeadAlpha,
-     .onnx = "head_alpha",
-     .native = "head_alpha",
-     .c = "head_alpha",
-     .help = "--alpha of each head, [Hq]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 1,
-     .wanted = [](const Problem& p) { return p.head_alpha.has_value(); },
-     .dtype = [](const Problem& p) { return *p.head_alpha; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.query_heads, 1, 1, 1};
-         }},
-    {.role = Role::kBlockMask,
-     .onnx = "block_mask",
-     .native = "block_mask",
-     .c = "block_mask",
-     .help = "bool, true: these block_q queries may see these block_k keys, [1 or B, 1 or Hq, "
-             "Sq/block_q, T/block_k]",
-     .unlisted = true,
-     .broadcasts = true,
-     .usual_dtype = DType::kBool,
-     .wanted = [](const Problem& p) { return p.block_mask.has_value(); },
-     .dtype = [](const Problem&) { return DType::kBool; },
-     .dims = [](const Problem& p) { return *p.block_mask; }},
-    {.role = Role::kSelectedIndices,
-     .onnx = "selected_indices",
-     .native = "selected_indices",
-     .c = "selected_indices",
-     .help = "INT32, the only keys that a query may see, -1: unused, [B, 1 or Hkv, Sq, N]",
-     .unlisted = true,
-     .broadcasts = true,
-     .usual_dtype = DType::kInt32,
-     .wanted = [](const Problem& p) { return p.selected.has_value(); },
-     .dtype = [](const Problem&) { return DType::kInt32; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.batch, p.selected->heads, p.query_length, p.selected->count};
-         }},
-    {.role = Role::kGlobalMask,
-     .onnx = "global_mask",
-     .native = "global_mask",
-     .c = "global_mask",
-     .help = "bool, true: the window hides neither this key nor keys from its query, [B, T]",
-     .unlisted = true,
-     .broadcasts = true,
-     .rank = 2,
-     .usual_dtype = DType::kBool,
-     .wanted = [](const Problem& p) { return p.has_global_mask; },
-     .dtype = [](const Problem&) { return DType::kBool; },
-     .dims =
-         [](const Problem& p) {
-           return Dims{p.batch, p.total_keys(), 1, 1};
-         }},
+    Table(Role::kCosCache, "cos_cache",
+          "rotary embedding: cosines by position, [M, r/2] or [B, S, r/2]", 2,
+          Has<&Problem::rotary_cache>, TypeIn<&Problem::rotary_cache>, RotaryCacheDims),
+    Table(Role::kSinCache, "sin_cache", "rotary embedding: sines, as --cos-cache", 2,
+          Has<&Problem::rotary_cache>, TypeIn<&Problem::rotary_cache>, RotaryCacheDims),
+    Table(
+        Role::kPositionIds, "position_ids",
+        "rotary embedding: integer positions of the queries, [B, Sq]", 2,
+        Has<&Problem::has_position_ids>, Only<DType::kInt64>,
+        [](const Problem& p) { return AxesOf(p.batch, p.query_length); }, DType::kInt64),
+    Table(
+        Role::kKeyPositionIds, "key_position_ids",
+        "rotary embedding: integer positions of the new keys, [B, Sk]", 2,
+        Has<&Problem::has_key_position_ids>, Only<DType::kInt64>,
+        [](const Problem& p) { return AxesOf(p.batch, p.key_length); }, DType::kInt64),
+    Table(Role::kAdditiveWeight, "additive_weight",
+          "weight of each element in additive scores, [1 or Hq, D]", 2,
+          Has<&Problem::additive_weight>, TypeIn<&Problem::additive_weight>,
+          [](const Problem& p) { return AxesOf(p.additive_weight->heads, p.head_size); }),
+    Table(Role::kHeadAlpha, "head_alpha", "--alpha of each head, [Hq]", 1,
+          Has<&Problem::head_alpha>, TypeIn<&Problem::head_alpha>, HeadDims),
+    Table(
+        Role::kBlockMask, "block_mask",
+        "bool, true: these block_q queries may see these block_k keys, [1 or B, 1 or Hq, "
+        "Sq/block_q, T/block_k]",
+        4, Has<&Problem::block_mask>, Only<DType::kBool>,
+        [](const Problem& p) { return *p.block_mask; }, DType::kBool),
+    Table(
+        Role::kSelectedIndices, "selected_indices",
+        "INT32, the only keys that a query may see, -1: unused, [B, 1 or Hkv, Sq, N]", 4,
+        Has<&Problem::selected>, Only<DType::kInt32>,
+        [](const Problem& p) {
+          return Dims{p.batch, p.selected->heads, p.query_length, p.selected->count};
+        },
+        DType::kInt32),
+    Table(
+        Role::kGlobalMask, "global_mask",
+        "bool, true: the window hides neither this key nor keys from its query, [B, T]", 2,
+        Has<&Problem::has_global_mask>, Only<DType::kBool>,
+        [](const Problem& p) { return AxesOf(p.batch, p.total_keys()); }, DType::kBool),
     {.role = Role::kOutputGradient,
      .onnx = "dY",
      .native = "dy",
@@ -347,7 +249,7 @@ constexpr RoleInfo kForwardRoles[] = {
      .help = "gradient of the output, shaped as it",
      .has_layout = true,
      .source = Source::kSliced,
-     .wanted = [](const Problem& p) { return p.backward.has_value(); },
+     .wanted = Has<&Problem::backward>,
      .dtype = QueryType,
      .dims = OutputDims},
     {.role = Role::kForwardOutput,
@@ -394,21 +296,21 @@ constexpr RoleInfo kForwardRoles[] = {
      .onnx = "present_key",
      .native = "present_key",
      .c = "present_key",
-     .wanted = WantsPresent,
+     .wanted = Has<&Problem::wants_present>,
      .dtype = QueryType,
      .dims = [](const Problem& p) { return KeyDims(p, p.total_keys()); }},
     {.role = Role::kPresentValue,
      .onnx = "present_value",
      .native = "present_value",
      .c = "present_value",
-     .wanted = [](const Problem& p) { return WantsPresent(p) && HasValues(p); },
+     .wanted = [](const Problem& p) { return p.wants_present && HasValues(p); },
      .dtype = QueryType,
      .dims = [](const Problem& p) { return ValueDims(p, p.total_keys()); }},
     {.role = Role::kScores,
      .onnx = "qk_matmul_output",
      .native = "scores",
      .c = "scores",
-     .wanted = [](const Problem& p) { return p.score_output.has_value(); },
+     .wanted = Has<&Problem::score_output>,
      .dtype = QueryType,
      .dims = [](const Problem& p) { return QueryDims(p, p.total_keys()); }},
     {.role = Role::kLse,
