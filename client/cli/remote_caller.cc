@@ -26,14 +26,18 @@ class RemoteCaller : public AttentionCaller {
     return server_->Diagnose(call);
   }
 
+ protected:
+  client::Client& server() { return *server_; }
+
  private:
   const std::unique_ptr<client::Client> server_;
 };
 
-class StreamCaller : public AttentionCaller {
+// Sends calls of attention in chunks.
+class StreamCaller final : public RemoteCaller {
  public:
   StreamCaller(std::unique_ptr<client::Client> server, int64_t chunk)
-      : server_(std::move(server)), chunk_(chunk) {}
+      : RemoteCaller(std::move(server)), chunk_(chunk) {}
 
   absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) override {
     ProgressBar bar;
@@ -42,23 +46,10 @@ class StreamCaller : public AttentionCaller {
     stream.progress = [&bar](const client::StreamProgress& now) {
       bar.Show(now.sent_bytes, now.bytes);
     };
-    return server_->AttendStream(call, stream);
-  }
-
-  absl::StatusOr<client::BackwardResult> AttendBackward(const client::BackwardCall& call) override {
-    return server_->AttendBackward(call);
-  }
-
-  absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
-    return server_->Diagnose(call);
-  }
-
-  absl::StatusOr<client::Diagnosis> Diagnose(const client::BackwardCall& call) override {
-    return server_->Diagnose(call);
+    return server().AttendStream(call, stream);
   }
 
  private:
-  const std::unique_ptr<client::Client> server_;
   const int64_t chunk_;
 };
 
