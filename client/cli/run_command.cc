@@ -123,8 +123,12 @@ Flag OperatorFlags::AttributeFlag(const AttributeSchema& attribute) {
     parameters[std::string(attribute.name)] = ParameterOf(attribute, *value);
     return absl::OkStatus();
   };
+  std::string_view placeholder = is_switch ? "" : kPlaceholders[attribute.kind.index()];
+  if (!attribute.allowed.empty()) {
+    placeholder = Keep(absl::StrCat(attribute.least, "..", attribute.most));
+  }
   return {Keep(FlagOf(attribute.name)),
-          is_switch ? std::string_view() : kPlaceholders[attribute.kind.index()],
+          placeholder,
           Keep(std::move(help)),
           read,
           '\0',

@@ -633,13 +633,13 @@ def test_attention_by_its_table(rapt, save, load, where):
         (["--key-lengths=lengths.npy", "--causal", "--onnx-alignment"], ["--nonpad-kv-seqlen=lengths.npy", "--is-causal"]),
         (["--rope-theta=500", "--position-ids=ids.npy", "--key-position-ids=keys.npy"],
          ["--rope-theta=500", "--position-ids=ids.npy", "--key-position-ids=keys.npy", "--rotary-keys=true"]),
-        (["--selected-indices=selected.npy", "--scores=s.npy"], ["--selected-indices=selected.npy", "--qk-matmul-output=s.npy"]),
+        (["--selected-indices=selected.npy", "--scores=raw.npy"], ["--selected-indices=selected.npy", "--qk-matmul-output=raw.npy"]),
     ]:  # fmt: skip
         rapt("attend", *qkv, *attend, "-o=want.npy", *where)
-        others = [load(name) for name in ("lse.npy", "s.npy") if any(name in flag for flag in attend)]
+        others = [load(name) for name in ("lse.npy", "raw.npy") if any(name in flag for flag in attend)]
         rapt("run", "attention", *qkv, *run, "-o=y.npy", *where)
         np.testing.assert_array_equal(load("y.npy"), load("want.npy"))
-        for other, name in zip(others, [name for name in ("lse.npy", "s.npy") if any(name in flag for flag in attend)]):
+        for other, name in zip(others, [name for name in ("lse.npy", "raw.npy") if any(name in flag for flag in attend)]):
             np.testing.assert_array_equal(load(name), other)
     rapt("run", "attention", *qkv, "-o=y.npy", "--present-key=present.npy", *where)
     np.testing.assert_array_equal(load("present.npy"), load("k.npy"))
