@@ -90,7 +90,7 @@ struct AttributeInfo {
   std::optional<int64_t> absent = std::nullopt;
   // The flag of `rapt attend`. Null: none, or one that client/cli defines itself.
   const char* flag = nullptr;
-  const char* help = nullptr;
+  const char* help = nullptr;  // of flags, also of `rapt run attention`
 };
 
 absl::Span<const AttributeInfo> Attributes();
