@@ -5,7 +5,7 @@ import numpy as np
 
 def lsh_attention(q, v, rotations, chunk_length, k=None, before=1, after=0, scale=None, is_causal=False, lengths=None):
     """Y, and the buckets [B, H, num_hashes, S] or None. q, v [B, H, S, ...], rotations [H or 1, D, num_hashes, C]. With
-    k: the simple form, whose chunks see themselves alone. Without: the Reformer's, where q is QK."""
+    k: the simple form, whose chunks see themselves alone. Without: the Reformer's, whose queries are its keys."""
     q, v, r = (np.asarray(x, np.float64) for x in (q, v, rotations))
     simple = k is not None
     k = np.asarray(k, np.float64) if simple else q

@@ -415,8 +415,8 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
  * attention_bias); its outputs Y and, if wanted, qk_matmul_output, lse, and both of present_key and
  * present_value if one of them is wanted; its attributes is_causal, scale, softcap,
  * softmax_precision, qk_matmul_output_mode (0 to 3), left_window_size, right_window_size and others
- * of rapt_problem under their names there, layout
- * ("bhsd", "bshd" or "bse") and alignment, "onnx" by default.
+ * of rapt_problem under their names there, layout ("bhsd", "bshd" or "bse") and alignment, "onnx"
+ * by default.
  *
  * attention_backward, its gradients: the inputs of attention and dY, optionally Y and lse of the
  * forward pass, and dlse. Outputs are, if wanted, dQ, dK, dV and d_ and the name of another input;
