@@ -105,7 +105,7 @@ TensorSchema InputRow(Role role) {
 }
 
 std::vector<AttributeSchema> AttributesOfBoth() {
-  std::vector<AttributeSchema> rows(AttentionAttributes().begin(), AttentionAttributes().end());
+  std::vector<AttributeSchema> rows = AttentionAttributes();
   rows.push_back(
       AttributeOf<&OperatorCall::layout>("layout", "the order of the axes of Q, K and V"));
   rows.push_back(AttributeOf<&OperatorCall::alignment>(
@@ -210,8 +210,7 @@ absl::StatusOr<ResolvedCall> ResolveAttention(const SchemaCall& call) {
   const OperatorCall& given = AttentionOf(call);
   if (!given.gradients || !given.gradients->empty()) return Resolve(given);
   OperatorCall complete = given;
-  for (Role role : {Role::kDQ, Role::kDK}) complete.gradients->Add(role);
-  complete.gradients->Add(Role::kDV, !given.v_head_size);
+  complete.gradients = UsualGradients(given);
   return Resolve(complete);
 }
 

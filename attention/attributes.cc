@@ -248,13 +248,10 @@ void AppendRows(std::vector<AttributeSchema>& rows, std::index_sequence<kIndices
 
 absl::Span<const AttributeInfo> Attributes() { return kTable; }
 
-absl::Span<const AttributeSchema> AttentionAttributes() {
-  static const auto* const rows = [] {
-    auto* all = new std::vector<AttributeSchema>;
-    AppendRows(*all, std::make_index_sequence<kAttributes>());
-    return all;
-  }();
-  return *rows;
+std::vector<AttributeSchema> AttentionAttributes() {
+  std::vector<AttributeSchema> rows;
+  AppendRows(rows, std::make_index_sequence<kAttributes>());
+  return rows;
 }
 
 }  // namespace rapt

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <variant>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -96,7 +97,7 @@ struct AttributeInfo {
 absl::Span<const AttributeInfo> Attributes();
 
 // Those with a member of OperatorCall, in the table of the operator.
-absl::Span<const AttributeSchema> AttentionAttributes();
+std::vector<AttributeSchema> AttentionAttributes();
 
 }  // namespace rapt
 

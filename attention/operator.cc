@@ -467,6 +467,23 @@ std::string ToString(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
+std::string PositionIn(const Shape& shape, int64_t element) {
+  Shape position(shape.size());
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    position[axis] = element % shape[axis];
+    element /= shape[axis];
+  }
+  return ToString(position);
+}
+
+RoleSet UsualGradients(const OperatorCall& call) {
+  RoleSet gradients;
+  gradients.Add(Role::kDQ);
+  gradients.Add(Role::kDK);
+  gradients.Add(Role::kDV, !call.v_head_size);
+  return gradients;
+}
+
 absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec) {
   for (int64_t axis : spec.shape) {
     if (axis >= 0) continue;

@@ -22,6 +22,8 @@ using Shape = absl::InlinedVector<int64_t, 4>;
 
 // "[2, 8, 128, 64]"
 std::string ToString(const Shape& shape);
+// "[0, 2, 1]": the position of an element of a row-major tensor. REQUIRES: it has that many.
+std::string PositionIn(const Shape& shape, int64_t element);
 
 struct TensorSpec {
   DType dtype = DType::kFloat32;
@@ -83,6 +85,9 @@ struct ResolvedCall {
 // `names` outlives the result.
 absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call,
                                      const FieldNames& names = kOnnxNames);
+
+// Returns the gradients of a backward pass that names none: those of Q, K and V.
+RoleSet UsualGradients(const OperatorCall& call);
 
 // Returns the bytes of a row-major tensor; InvalidArgument, with `name`, if an axis is negative or
 // the size overflows.

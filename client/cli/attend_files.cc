@@ -40,16 +40,6 @@ int64_t IntegerAt(const NpyArray& array, int64_t index) {
   }
 }
 
-// "[0, 3]": the position of element `index` of a row-major array.
-std::string Position(const Shape& shape, int64_t index) {
-  Shape position(shape.size());
-  for (size_t axis = shape.size(); axis-- > 0;) {
-    position[axis] = index % shape[axis];
-    index /= shape[axis];
-  }
-  return ToString(position);
-}
-
 // Converts an integer mask of 0 and 1, as tutorials use, to a boolean mask.
 absl::Status MakeBoolean(absl::string_view name, NpyArray& mask) {
   std::string flags(mask.size(), '\0');
@@ -58,7 +48,7 @@ absl::Status MakeBoolean(absl::string_view name, NpyArray& mask) {
     if (value != 0 && value != 1) {
       return absl::InvalidArgumentError(
           absl::StrFormat("the %s has type %s, so its elements must be 0 or 1; element %s is %d",
-                          name, ToString(mask.type), Position(mask.shape, at), value));
+                          name, ToString(mask.type), PositionIn(mask.shape, at), value));
     }
     flags[at] = static_cast<char>(value);
   }
@@ -121,13 +111,13 @@ absl::StatusOr<LoadedTensor> FloatTensor(absl::string_view name, NpyArray array,
   return LoadedTensor{std::move(array), type, std::move(shape)};
 }
 
-// Only the mask of attention may be added to the scores.
+// Only the mask of attention, or of a layer, may be added to the scores.
 absl::StatusOr<LoadedTensor> MaskTensor(absl::string_view name, NpyArray array,
                                         const std::string& dtype) {
   if (IsInteger(array.type)) {
     RAPT_RETURN_IF_ERROR(MakeBoolean(name, array));
   }
-  if (array.type.kind != 'b' && (name == "block_mask" || name == "global_mask")) {
+  if (array.type.kind != 'b' && name != "mask" && name != "attn_mask") {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s has type %s; it must be bool, or integers 0 and 1", name, ToString(array.type)));
   }
@@ -148,7 +138,7 @@ absl::StatusOr<LoadedTensor> IndexTensor(absl::string_view name, const NpyArray&
     const auto index = static_cast<int32_t>(value);
     if (index != value) {
       return absl::InvalidArgumentError(absl::StrFormat("%s%s is %d, which is not an INT32", name,
-                                                        Position(array.shape, at), value));
+                                                        PositionIn(array.shape, at), value));
     }
     std::memcpy(bytes.data() + at * sizeof(index), &index, sizeof(index));
   }

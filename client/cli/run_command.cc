@@ -331,9 +331,8 @@ void PrintOperators() {
   std::puts(
       "usage: rapt run OPERATOR --INPUT FILE ... -o FILE [flags]\n\n"
       "Computes an operator, by its names in the Open Inference Protocol, over NumPy arrays\n"
-      "of float32, float16, float64 or bfloat16. A FILE is a .npy file, or a "
-      "member of an archive such as\n"
-      "in.npz:x.\n");
+      "of float32, float16, float64 or bfloat16. A FILE is a .npy file, or a member of an\n"
+      "archive such as in.npz:x.\n");
   for (const OperatorSchema* schema : OperatorSchemas()) {
     absl::PrintF("  %-20s %s\n", schema->name, schema->help);
   }

@@ -45,7 +45,7 @@ class PerModel {
 
   // Visits every built-in model, and the layers by name.
   void ForEach(absl::FunctionRef<void(absl::string_view name, const T& value)> visit) const {
-    for (const ModelId& model : BuiltInModels()) visit(model.name(), built_in_[IndexOf(model)]);
+    for (size_t n = 0; n < built_in_.size(); ++n) visit(BuiltInModels()[n].name(), built_in_[n]);
     MutexLock lock(mutex_);
     for (const auto& [name, value] : layers_) visit(name, value);
   }
@@ -54,10 +54,8 @@ class PerModel {
   // In the order of BuiltInModels().
   static size_t IndexOf(const ModelId& model) {
     const std::vector<ModelId>& all = BuiltInModels();
-    const auto found = std::find_if(all.begin(), all.end(), [&](const ModelId& other) {
-      return other.kind == model.kind &&
-             (model.kind != Model::kOperator || other.schema == model.schema);
-    });
+    const auto found = std::find_if(
+        all.begin(), all.end(), [&](const ModelId& other) { return other.name() == model.name(); });
     return static_cast<size_t>(found - all.begin());
   }
 

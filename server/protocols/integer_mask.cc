@@ -10,16 +10,6 @@
 namespace rapt {
 namespace {
 
-// "[0, 2, 1]": the position of the element at `index`.
-std::string PositionOf(int64_t index, const Shape& shape) {
-  Shape position(shape.size());
-  for (size_t axis = shape.size(); axis-- > 0;) {
-    position[axis] = index % shape[axis];
-    index /= shape[axis];
-  }
-  return ToString(position);
-}
-
 struct IntegerMask {
   std::string name;
   TensorSpec spec;
@@ -42,7 +32,7 @@ struct IntegerMask {
   }
 
   absl::Status NotABool(int64_t index, int64_t value) const {
-    return Invalid(name, PositionOf(index, spec.shape), " is ", value, "; ", NameOf(spec.dtype),
+    return Invalid(name, PositionIn(spec.shape, index), " is ", value, "; ", NameOf(spec.dtype),
                    " masks hold only 0 (hidden) and 1 (visible)");
   }
 

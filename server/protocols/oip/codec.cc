@@ -377,14 +377,12 @@ bool Contains(const OutputRequests& all, Role role) {
 
 // Those of a message that requests none.
 OutputRequests UsualOutputs(const ModelInfo& model, const Calls& calls) {
+  RoleSet usual;
+  usual.Add(Role::kY);
+  if (model.model == Model::kAttentionBackward) usual = UsualGradients(AttentionOf(*calls.call));
   OutputRequests all;
   for (const ModelTensor& output : model.outputs) {
-    const bool usual =
-        model.model != Model::kAttentionBackward
-            ? output.role == Role::kY
-            : output.role == Role::kDQ || output.role == Role::kDK ||
-                  (output.role == Role::kDV && !AttentionOf(*calls.call).v_head_size);
-    if (usual) all.push_back({output.name, output.role, std::nullopt});
+    if (usual.contains(output.role)) all.push_back({output.name, output.role, std::nullopt});
   }
   return all;
 }

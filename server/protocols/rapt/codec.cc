@@ -255,11 +255,7 @@ absl::Status PlaceOutputs(const Message& message, SharedTensors& shared_tensors,
 // The gradients by name; without names those of Q, K and V.
 absl::Status ReadGradients(const BackwardMessage& message, OperatorCall& call) {
   RoleSet& gradients = call.gradients.emplace();
-  if (message.gradients().empty()) {
-    gradients.Add(Role::kDQ);
-    gradients.Add(Role::kDK);
-    gradients.Add(Role::kDV, !call.v_head_size);
-  }
+  if (message.gradients().empty()) gradients = UsualGradients(call);
   for (const std::string& name : message.gradients()) {
     const auto gradient = std::find_if(kGradients.begin(), kGradients.end(),
                                        [&](Role role) { return kNativeNames[role] == name; });

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <deque>
 #include <random>
 
 #include "absl/strings/match.h"
@@ -22,9 +22,9 @@ constexpr int64_t kSentFrameBytes = 256 * 1024;
 
 // Frames that wait in nghttp2 are written before more is read: it needs many times their bytes.
 constexpr size_t kMaxQueuedFrames = 128;
-// What is read at once from a caller that leaves many responses unread: this many bytes of them.
-constexpr size_t kSlowReadBytes = 4096;
+// What is read at once from a caller that leaves this many bytes of responses unread.
 constexpr int64_t kManyUnreadBytes = 16 * 1024;
+constexpr size_t kSlowReadBytes = 4096;
 
 // A read into a message's place is worthwhile for this many bytes.
 constexpr size_t kLeastDirectBytes = 4096;
