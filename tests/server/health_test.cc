@@ -170,6 +170,15 @@ HealthCheckResponse::ServingStatus Next(grpc::ClientReader<HealthCheckResponse>&
   return response.status();
 }
 
+// The log follows the state, which is seen first.
+void ExpectLogged(const ServerProcess& server, const std::string& text) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!absl::StrContains(server.Log(), text) && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_THAT(server.Log(), ::testing::HasSubstr(text));
+}
+
 TEST(HealthTest, HungThreadsAreReportedUntilTheyContinue) {
   const ServerProcess server({"--threads=2", "--stall_timeout=2s"});
   const Prober prober(server);
@@ -183,7 +192,7 @@ TEST(HealthTest, HungThreadsAreReportedUntilTheyContinue) {
     EXPECT_EQ(Next(*watch), HealthCheckResponse::NOT_SERVING);
     prober.ExpectReady(false);
     prober.ExpectLive();
-    EXPECT_THAT(server.Log(), ::testing::HasSubstr("not ready reason=\"the compute threads"));
+    ExpectLogged(server, "not ready reason=\"the compute threads");
   }
   EXPECT_EQ(Next(*watch), HealthCheckResponse::SERVING);
   prober.ExpectReady(true);
@@ -208,7 +217,7 @@ TEST_P(HungNetworkTest, IsReportedUntilItContinues) {
     const HungThreads hung(server, GetParam());
     EXPECT_EQ(hung.count(), 1u);
     wait_for("HTTP/1.1 503");
-    EXPECT_THAT(server.Log(), ::testing::HasSubstr("not ready reason=\"the network threads"));
+    ExpectLogged(server, "not ready reason=\"the network threads");
   }
   wait_for("HTTP/1.1 200");
 }
