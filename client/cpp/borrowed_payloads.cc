@@ -1,9 +1,9 @@
 #include "client/cpp/borrowed_payloads.h"
 
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
+#include "client/cpp/byte_buffer.h"
 
 namespace rapt::client {
 
@@ -13,12 +13,8 @@ BorrowedPayloads::~BorrowedPayloads() {
 }
 
 grpc::ByteBuffer BorrowedPayloads::MakeBuffer(const RequestMessage& message) {
-  std::vector<grpc::Slice> slices;
-  for (const RequestMessage::Piece& piece : message.pieces()) {
-    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
-    if (!piece.payload.empty()) slices.push_back(MakeSlice(piece.payload));
-  }
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  return ToByteBuffer(message,
+                      [this](absl::Span<const std::byte> payload) { return MakeSlice(payload); });
 }
 
 grpc::Slice BorrowedPayloads::MakeSlice(absl::Span<const std::byte> bytes) {

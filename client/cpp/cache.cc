@@ -73,8 +73,8 @@ CacheCalls::CacheCalls(UnaryCalls& calls)
     : calls_(calls),
       renewals_([this](const std::vector<std::string>& ids, std::chrono::nanoseconds timeout,
                        std::stop_token stop) -> absl::StatusOr<std::vector<std::string>> {
-        const auto renewed =
-            Call(&Stub::Renew, EncodeIds(ids), {.timeout = timeout, .stop = std::move(stop)});
+        const auto renewed = calls_.Call(&Stub::Renew, EncodeIds(ids),
+                                         {.timeout = timeout, .stop = std::move(stop)});
         if (absl::IsNotFound(renewed.status())) return ids;
         if (!renewed.ok()) return renewed.status();
         std::vector<std::string> missing;
@@ -170,7 +170,7 @@ Cache& Cache::operator=(Cache&& other) noexcept {
 Cache::~Cache() {
   if (state_ == nullptr || !state_->is_owned()) return;
   // A cache that the server does not close now expires.
-  state_->calls()
+  state_->unary()
       .Call(&Stub::Close, state_->ids(), {.timeout = kCloseTimeout}, {.max_attempts = 1})
       .status()
       .IgnoreError();
@@ -307,7 +307,7 @@ absl::StatusOr<Cache> Cache::Fork(const ForkOptions& fork, const CallOptions& op
   request.set_reserve_tokens(fork.reserve_tokens);
   request.set_lease_ms(fork.lease.count());
   const Clock::time_point start = Clock::now();
-  RAPT_ASSIGN_OR_RETURN(const v1::Cache made, state_->calls().Call(&Stub::Fork, request, options));
+  RAPT_ASSIGN_OR_RETURN(const v1::Cache made, state_->unary().Call(&Stub::Fork, request, options));
   RAPT_ASSIGN_OR_RETURN(const CacheInfo info, Decode(made));
   return Cache(std::make_unique<State>(state_->calls(), info, State::Ownership::kOwned, start));
 }
@@ -319,7 +319,7 @@ absl::Status Cache::Truncate(int64_t length, const CallOptions& options) {
   request.set_length(length);
   request.set_generation(state_->generation());
   RAPT_ASSIGN_OR_RETURN(const v1::Cache cut,
-                        state_->calls().Call(&Stub::Truncate, request, options));
+                        state_->unary().Call(&Stub::Truncate, request, options));
   RAPT_ASSIGN_OR_RETURN(const CacheInfo info, Decode(cut));
   state_->Take(info);
   return absl::OkStatus();
@@ -329,7 +329,7 @@ absl::StatusOr<CacheInfo> Cache::Renew(const CallOptions& options) {
   if (state_ == nullptr) return Empty();
   const Clock::time_point start = Clock::now();
   absl::StatusOr<CacheInfo> info =
-      DecodeOne(state_->calls().Call(&Stub::Renew, state_->ids(), options));
+      DecodeOne(state_->unary().Call(&Stub::Renew, state_->ids(), options));
   if (info.ok()) state_->Renewed(start);
   return info;
 }
@@ -337,7 +337,7 @@ absl::StatusOr<CacheInfo> Cache::Renew(const CallOptions& options) {
 absl::StatusOr<CacheInfo> Cache::Refresh(const CallOptions& options) {
   if (state_ == nullptr) return Empty();
   absl::StatusOr<CacheInfo> info =
-      DecodeOne(state_->calls().Call(&Stub::Get, state_->ids(), options));
+      DecodeOne(state_->unary().Call(&Stub::Get, state_->ids(), options));
   if (info.ok()) state_->Take(*info);
   return info;
 }
@@ -345,7 +345,7 @@ absl::StatusOr<CacheInfo> Cache::Refresh(const CallOptions& options) {
 absl::Status Cache::Close(const CallOptions& options) {
   if (state_ == nullptr) return Empty();
   const std::unique_ptr<State> state = std::move(state_);
-  absl::Status closed = state->calls().Call(&Stub::Close, state->ids(), options).status();
+  absl::Status closed = state->unary().Call(&Stub::Close, state->ids(), options).status();
   // It may have been this call that closed it, and whose reply was lost.
   return ReasonOf(closed) == "closed" ? absl::OkStatus() : closed;
 }
@@ -362,7 +362,7 @@ absl::StatusOr<Cache> CreateCache(Client& client, const CacheOptions& cache,
   v1::CreateRequest request = Encode(cache);
   if (cache.name.empty()) request.set_name(DrawName());
   const Clock::time_point start = Clock::now();
-  RAPT_ASSIGN_OR_RETURN(const v1::Cache made, calls.Call(&Stub::Create, request, options));
+  RAPT_ASSIGN_OR_RETURN(const v1::Cache made, calls.calls().Call(&Stub::Create, request, options));
   RAPT_ASSIGN_OR_RETURN(const CacheInfo info, Decode(made));
   return OwnCache(calls, info, start);
 }
@@ -381,12 +381,12 @@ Cache BorrowCache(Client& client, const CacheInfo& known) {
 
 absl::StatusOr<FoundCaches> GetCaches(Client& client, absl::Span<const std::string> ids,
                                       const CallOptions& options) {
-  return DecodeFound(CacheCalls::Of(client).Call(&Stub::Get, EncodeIds(ids), options));
+  return DecodeFound(CacheCalls::Of(client).calls().Call(&Stub::Get, EncodeIds(ids), options));
 }
 
 absl::StatusOr<FoundCaches> CloseCaches(Client& client, absl::Span<const std::string> ids,
                                         const CallOptions& options) {
-  return DecodeFound(CacheCalls::Of(client).Call(&Stub::Close, EncodeIds(ids), options));
+  return DecodeFound(CacheCalls::Of(client).calls().Call(&Stub::Close, EncodeIds(ids), options));
 }
 
 absl::StatusOr<std::vector<CacheInfo>> ListCaches(Client& client, const std::string& name_prefix,
@@ -397,8 +397,8 @@ absl::StatusOr<std::vector<CacheInfo>> ListCaches(Client& client, const std::str
   request.set_name_prefix(name_prefix);
   std::vector<CacheInfo> caches;
   do {
-    const absl::StatusOr<v1::Caches> page =
-        calls.Call(&Stub::List, request, {.timeout = deadline.left(), .stop = options.stop});
+    const absl::StatusOr<v1::Caches> page = calls.calls().Call(
+        &Stub::List, request, {.timeout = deadline.left(), .stop = options.stop});
     RAPT_ASSIGN_OR_RETURN(FoundCaches found, DecodeFound(page));
     std::move(found.caches.begin(), found.caches.end(), std::back_inserter(caches));
     request.set_page_token(page->next_page_token());

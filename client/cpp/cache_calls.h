@@ -26,27 +26,6 @@ class CacheCalls {
   UnaryCalls& calls() { return calls_; }
   CacheRenewals& renewals() { return renewals_; }
 
-  // Calls a method with a request of generated code.
-  template <typename Request, typename Response>
-  absl::StatusOr<Response> Call(grpc::Status (v1::CacheService::Stub::*method)(grpc::ClientContext*,
-                                                                               const Request&,
-                                                                               Response*),
-                                const Request& request, const CallOptions& options,
-                                const RetryPolicy& policy) {
-    return calls_.Call<Response>(
-        options, calls_.DeadlineOf(options), policy,
-        [&](const Connection& connection, grpc::ClientContext* context, Response* response) {
-          return ((*connection.cache).*method)(context, request, response);
-        });
-  }
-  template <typename Request, typename Response>
-  absl::StatusOr<Response> Call(grpc::Status (v1::CacheService::Stub::*method)(grpc::ClientContext*,
-                                                                               const Request&,
-                                                                               Response*),
-                                const Request& request, const CallOptions& options) {
-    return Call(method, request, options, calls_.options().retries);
-  }
-
  private:
   UnaryCalls& calls_;
   CacheRenewals renewals_;

@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "absl/memory/memory.h"
 #include "base/invalid.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "client/cpp/borrowed_payloads.h"
+#include "client/cpp/byte_buffer.h"
 #include "client/cpp/cache_calls.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/connections.h"
@@ -60,19 +60,12 @@ constexpr int64_t kMinSharedBytes = 64 * 1024;
 // With a smaller message limit, a chunk would have only a few rows.
 constexpr int64_t kMinStreamMessageBytes = 64 * 1024;
 
+using AttentionStub = v1::AttentionService::Stub;
+
 // Methods whose requests are serialized by hand.
 constexpr char kAttendMethod[] = "/rapt.v1.AttentionService/Attend";
 constexpr char kAttendBackwardMethod[] = "/rapt.v1.AttentionService/AttendBackward";
 constexpr char kDiagnoseMethod[] = "/rapt.v1.AttentionService/Diagnose";
-
-// Calls `decode` with the bytes of a response and their number.
-template <typename Decode>
-auto DecodeBytes(const grpc::ByteBuffer& response, const Decode& decode)
-    -> decltype(decode(SlicedBytes{}, int64_t{})) {
-  std::vector<grpc::Slice> slices;
-  if (!response.Dump(&slices).ok()) return MalformedResponse("its bytes can't be read");
-  return decode({ToByteSlices(slices)}, static_cast<int64_t>(response.Length()));
-}
 
 absl::StatusOr<AttendResult> DecodeResponse(const WantedOutputs& wanted,
                                             const grpc::ByteBuffer& response,
@@ -484,14 +477,9 @@ absl::StatusOr<Diagnosis> Client::Diagnose(const BackwardCall& call, const CallO
 
 absl::StatusOr<MemoryEstimates> Client::Core::EstimateMemory(
     const v1::EstimateMemoryRequest& request, const CallOptions& options) {
-  const auto response = Call<v1::EstimateMemoryResponse>(
-      options, DeadlineOf(options), this->options().retries,
-      [&request](const Connection& connection, grpc::ClientContext* context,
-                 v1::EstimateMemoryResponse* message) {
-        return connection.attention->EstimateMemory(context, request, message);
-      });
-  if (!response.ok()) return response.status();
-  return Decode(*response);
+  RAPT_ASSIGN_OR_RETURN(const auto response,
+                        Call(&AttentionStub::EstimateMemory, request, options));
+  return Decode(response);
 }
 
 absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& question,
@@ -506,16 +494,10 @@ absl::StatusOr<MemoryEstimates> Client::EstimateLayerMemory(const LayerMemoryQue
 
 absl::StatusOr<LinearResult> Client::LinearAttend(const LinearCall& call,
                                                   const CallOptions& options) {
-  const absl::StatusOr<v1::LinearAttendRequest> request = Encode(call);
-  if (!request.ok()) return request.status();
-  absl::StatusOr<v1::LinearAttendResponse> response = core_->Call<v1::LinearAttendResponse>(
-      options, core_->DeadlineOf(options), core_->options().retries,
-      [&request](const Connection& connection, grpc::ClientContext* context,
-                 v1::LinearAttendResponse* message) {
-        return connection.attention->LinearAttend(context, *request, message);
-      });
-  if (!response.ok()) return response.status();
-  return Decode(call, *std::move(response));
+  RAPT_ASSIGN_OR_RETURN(const v1::LinearAttendRequest request, Encode(call));
+  RAPT_ASSIGN_OR_RETURN(v1::LinearAttendResponse response,
+                        core_->Call(&AttentionStub::LinearAttend, request, options));
+  return Decode(call, std::move(response));
 }
 
 std::unique_ptr<LinearStream> Client::LinearAttendStream(const CallOptions& options) {
@@ -525,14 +507,9 @@ std::unique_ptr<LinearStream> Client::LinearAttendStream(const CallOptions& opti
 
 absl::StatusOr<ModelResult> Client::Infer(const ModelCall& call, const CallOptions& options) {
   RAPT_ASSIGN_OR_RETURN(const inference::ModelInferRequest request, EncodeInfer(call));
-  RAPT_ASSIGN_OR_RETURN(inference::ModelInferResponse response,
-                        core_->Call<inference::ModelInferResponse>(
-                            options, core_->DeadlineOf(options), core_->options().retries,
-                            [&request](const Connection& connection, grpc::ClientContext* context,
-                                       inference::ModelInferResponse* message) {
-                              return connection.open_inference->ModelInfer(context, request,
-                                                                           message);
-                            }));
+  RAPT_ASSIGN_OR_RETURN(
+      inference::ModelInferResponse response,
+      core_->Call(&inference::GRPCInferenceService::Stub::ModelInfer, request, options));
   return DecodeInfer(call, std::move(response));
 }
 
@@ -544,14 +521,10 @@ absl::StatusOr<LayerResult> Client::LayerAttend(const LayerCall& call, const Cal
 }
 
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {
-  const absl::StatusOr<v1::GetServerInfoResponse> response = core_->Call<v1::GetServerInfoResponse>(
-      options, core_->DeadlineOf(options), core_->options().retries,
-      [](const Connection& connection, grpc::ClientContext* context,
-         v1::GetServerInfoResponse* message) {
-        return connection.attention->GetServerInfo(context, {}, message);
-      });
-  if (!response.ok()) return response.status();
-  return Decode(*response);
+  RAPT_ASSIGN_OR_RETURN(
+      const v1::GetServerInfoResponse response,
+      core_->Call(&AttentionStub::GetServerInfo, v1::GetServerInfoRequest(), options));
+  return Decode(response);
 }
 
 absl::StatusOr<HealthStatus> Client::CheckHealth(const std::string& service,

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,6 +29,13 @@ struct Connection {
   const std::unique_ptr<v1::AttentionService::Stub> attention;
   const std::unique_ptr<v1::CacheService::Stub> cache;
   const std::unique_ptr<inference::GRPCInferenceService::Stub> open_inference;
+
+  // Returns one of the three by its type.
+  template <typename Stub>
+  Stub& StubOf() const {
+    return *std::get<const std::unique_ptr<Stub>&>(std::tie(attention, cache, open_inference));
+  }
+
   std::atomic<int> calls_in_flight{0};
 };
 

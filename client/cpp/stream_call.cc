@@ -1,9 +1,9 @@
 #include "client/cpp/stream_call.h"
 
 #include <utility>
-#include <vector>
 
 #include "base/status_macros.h"
+#include "client/cpp/byte_buffer.h"
 #include "client/cpp/codec.h"
 
 namespace rapt::client {
@@ -23,15 +23,11 @@ void* TagOf(Event event) {
 grpc::ByteBuffer MakeOwningBuffer(const RequestMessage& message,
                                   const std::shared_ptr<std::string>& bytes) {
   using Owner = std::shared_ptr<std::string>;
-  std::vector<grpc::Slice> slices;
-  for (const RequestMessage::Piece& piece : message.pieces()) {
-    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
-    if (piece.payload.empty()) continue;
-    slices.emplace_back(
-        const_cast<std::byte*>(piece.payload.data()), piece.payload.size(),
+  return ToByteBuffer(message, [&](absl::Span<const std::byte> payload) {
+    return grpc::Slice(
+        const_cast<std::byte*>(payload.data()), payload.size(),
         [](void* owner) { delete static_cast<Owner*>(owner); }, new Owner(bytes));
-  }
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  });
 }
 
 }  // namespace
@@ -132,9 +128,9 @@ void StreamCall::OnRead(bool ok) {
 
 absl::Status StreamCall::TakeResponse() {
   if (!own_error_.ok()) return absl::OkStatus();
-  std::vector<grpc::Slice> slices;
-  if (!received_.Dump(&slices).ok()) return MalformedResponse("its bytes can't be read");
-  return result_.Take({ToByteSlices(slices)}, static_cast<int64_t>(received_.Length()));
+  return DecodeBytes(received_, [this](const SlicedBytes& bytes, int64_t size) {
+    return result_.Take(bytes, size);
+  });
 }
 
 void StreamCall::Abort(const absl::Status& why) {

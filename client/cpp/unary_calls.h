@@ -72,6 +72,25 @@ class UnaryCalls {
   absl::StatusOr<Response> Call(const CallOptions& options, const Deadline& deadline,
                                 const RetryPolicy& policy, const Method& method, int attempts = 0);
 
+  // The same for a method of generated code, such as &v1::CacheService::Stub::Create.
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                             Response*),
+                                const Request& request, const CallOptions& options,
+                                const RetryPolicy& policy) {
+    return Call<Response>(
+        options, DeadlineOf(options), policy,
+        [&](const Connection& connection, grpc::ClientContext* context, Response* response) {
+          return (connection.StubOf<Stub>().*method)(context, request, response);
+        });
+  }
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                             Response*),
+                                const Request& request, const CallOptions& options) {
+    return Call(method, request, options, options_.retries);
+  }
+
   // Like Call(), for a method that takes a serialized request. On return, gRPC has released the
   // request's payloads.
   template <typename Response>

@@ -1,8 +1,6 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
-#include <charconv>
-#include <map>
 #include <optional>
 
 #include "base/status_macros.h"
@@ -16,27 +14,6 @@ namespace rapt::load {
 namespace {
 
 using std::chrono::nanoseconds;
-
-// Parses microseconds from trailing metadata.
-std::optional<std::chrono::microseconds> ReadTime(
-    const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, const char* key) {
-  const auto found = metadata.find(key);
-  if (found == metadata.end()) return std::nullopt;
-  int64_t us = 0;
-  const grpc::string_ref& text = found->second;
-  const auto read = std::from_chars(text.data(), text.data() + text.size(), us);
-  if (read.ec != std::errc() || us < 0) return std::nullopt;
-  return std::chrono::microseconds(us);
-}
-
-std::optional<ServerTimes> ReadServerTimes(const grpc::ClientContext& context) {
-  const auto& metadata = context.GetServerTrailingMetadata();
-  const auto total = ReadTime(metadata, "rapt-total-us");
-  if (!total) return std::nullopt;
-  const std::chrono::microseconds none{0};
-  return ServerTimes{ReadTime(metadata, "rapt-queue-us").value_or(none),
-                     ReadTime(metadata, "rapt-compute-us").value_or(none), *total};
-}
 
 // Its events arrive in the completion queue.
 class GrpcStream final : public Stream {
@@ -133,7 +110,15 @@ class GrpcStream final : public Stream {
                                     status_.error_message());
       client::SetReason(*context_, record_.status);
     }
-    if (record_.status.ok()) record_.server = ReadServerTimes(*context_);
+    if (record_.status.ok()) {
+      const auto& metadata = context_->GetServerTrailingMetadata();
+      record_.server = ReadServerTimes([&metadata](const char* name) {
+        const auto found = metadata.find(name);
+        return found == metadata.end()
+                   ? absl::string_view()
+                   : absl::string_view(found->second.data(), found->second.size());
+      });
+    }
     End(std::exchange(received_, {}));
     incoming_.Clear();
     unary_.reset();

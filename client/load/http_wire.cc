@@ -28,20 +28,6 @@ using std::chrono::nanoseconds;
 // The server ends calls at their deadlines; the tester ends those of a server that does not.
 constexpr std::chrono::milliseconds kDeadlineCheck{5};
 
-std::optional<std::chrono::microseconds> ReadTime(const HttpResponse& response, const char* name) {
-  int64_t us = 0;
-  if (!absl::SimpleAtoi(response.Value(name), &us) || us < 0) return std::nullopt;
-  return std::chrono::microseconds(us);
-}
-
-std::optional<ServerTimes> ReadServerTimes(const HttpResponse& response) {
-  const auto total = ReadTime(response, "rapt-total-us");
-  if (!total) return std::nullopt;
-  const std::chrono::microseconds none{0};
-  return ServerTimes{ReadTime(response, "rapt-queue-us").value_or(none),
-                     ReadTime(response, "rapt-compute-us").value_or(none), *total};
-}
-
 // The value of Grpc-Timeout, which has at most 8 digits.
 std::string TimeoutText(nanoseconds timeout) {
   const auto us = std::chrono::ceil<std::chrono::microseconds>(timeout);
@@ -219,7 +205,7 @@ void HttpStream::Finish(absl::StatusOr<HttpResponse> response) {
   record_.status = response.ok() ? client::StatusOf(*response) : response.status();
   std::vector<grpc::ByteBuffer> binary;
   if (record_.status.ok()) {
-    record_.server = ReadServerTimes(*response);
+    record_.server = ReadServerTimes([&](const char* name) { return response->Value(name); });
     record_.response_bytes = static_cast<int64_t>(response->body.size());
     size_t json = 0;
     if (absl::SimpleAtoi(response->Value("inference-header-content-length"), &json) &&

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "rapt/cache.h"
 
 namespace rapt::load {
@@ -26,6 +27,20 @@ void AddCause(const std::string& cause, int64_t count, std::map<std::string, int
 }
 
 }  // namespace
+
+std::optional<ServerTimes> ReadServerTimes(
+    absl::FunctionRef<absl::string_view(const char* name)> value_of) {
+  const auto read = [&](const char* name) -> std::optional<std::chrono::microseconds> {
+    int64_t us = 0;
+    if (!absl::SimpleAtoi(value_of(name), &us) || us < 0) return std::nullopt;
+    return std::chrono::microseconds(us);
+  };
+  const auto total = read("rapt-total-us");
+  if (!total) return std::nullopt;
+  const std::chrono::microseconds none{0};
+  return ServerTimes{read("rapt-queue-us").value_or(none), read("rapt-compute-us").value_or(none),
+                     *total};
+}
 
 void Failures::Add(const absl::Status& status) {
   const std::string message(status.message());

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "base/mutex.h"
 #include "client/load/histogram.h"
 
@@ -23,6 +25,11 @@ struct ServerTimes {
   std::chrono::microseconds compute{0};
   std::chrono::microseconds total{0};
 };
+
+// Reads them. `value_of` returns "" for a name that the metadata lacks. Returns nullopt without a
+// total.
+std::optional<ServerTimes> ReadServerTimes(
+    absl::FunctionRef<absl::string_view(const char* name)> value_of);
 
 // The record of one call. Times are since the start of the load.
 struct CallRecord {

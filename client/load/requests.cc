@@ -14,8 +14,10 @@
 #include "base/status_macros.h"
 #include "base/wire_format.h"
 #include "client/console/json.h"
+#include "client/cpp/byte_buffer.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/deadline.h"
+#include "client/cpp/stream_codec.h"
 #include "proto/inference/grpc_service.pb.h"
 
 namespace rapt::load {
@@ -174,121 +176,46 @@ absl::StatusOr<EncodedCall> EncodeShared(const Interface& interface, const CallD
 
 // --- A stream of rapt.v1: a header, then chunks ---
 
-// Rows in a chunk: about 1 MB of keys and values, as in a call of several GB.
-constexpr int64_t kChunkRows = 256;
-
-// Returns rows [offset, offset + count) of every head, one head after another.
-std::string RowsOf(const client::TensorView& tensor, int64_t offset, int64_t count) {
-  const int64_t heads = tensor.shape[0] * tensor.shape[1], rows = tensor.shape[2];
-  const int64_t row_bytes = tensor.shape[3] * client::SizeOf(tensor.dtype);
-  std::string bytes;
-  bytes.reserve(static_cast<size_t>(heads * count * row_bytes));
-  for (int64_t head = 0; head < heads; ++head) {
-    const std::byte* begin = tensor.data.data() + (head * rows + offset) * row_bytes;
-    bytes.append(reinterpret_cast<const char*>(begin), static_cast<size_t>(count * row_bytes));
-  }
-  return bytes;
+// Chunks of about 1 MB of keys and values, as in a call of several GB. The longer side streams.
+absl::StatusOr<client::ChunkedCall> Divide(const CallData& data) {
+  constexpr int64_t kChunkRows = 256;
+  const bool keys_stream = data.shape().keys > data.shape().queries;
+  return client::ChunkedCall::Make(
+      data.call(),
+      {.streaming = keys_stream ? client::Streaming::kKeys : client::Streaming::kQueries,
+       .query_chunk = kChunkRows,
+       .key_chunk = kChunkRows},
+      kMaxMessageBytes);
 }
 
-// The client's types have the names of the protocol.
-v1::DataType TypeOf(client::DType dtype) {
-  v1::DataType type = v1::DATA_TYPE_UNSPECIFIED;
-  v1::DataType_Parse(std::string(client::NameOf(dtype)), &type);
-  return type;
-}
-
-v1::AttendStreamRequest HeaderOf(const CallData& data, v1::StreamDirection direction) {
-  const CallShape& shape = data.shape();
-  v1::AttendStreamRequest message;
-  v1::AttendStreamHeader& header = *message.mutable_header();
-  header.set_direction(direction);
-  header.set_dtype(TypeOf(shape.dtype));
-  header.set_batch(shape.batch);
-  header.set_query_heads(shape.query_heads);
-  header.set_kv_heads(shape.kv_heads);
-  header.set_query_length(shape.queries);
-  header.set_key_length(shape.keys);
-  header.set_head_size(shape.head_size);
-  header.set_value_head_size(shape.head_size);
-  header.set_query_chunk(kChunkRows);
-  header.set_key_chunk(kChunkRows);
-  header.mutable_attention()->set_causal(shape.causal);
-  header.mutable_attention()->set_alignment(v1::ONNX);
-  const absl::Span<const int64_t> lengths = data.call().key_lengths;
-  header.mutable_key_lengths()->Add(lengths.begin(), lengths.end());
-  return message;
-}
-
-void AddMessage(const v1::AttendStreamRequest& message, EncodedCall& call) {
-  const grpc::Slice slice(message.SerializeAsString());
-  call.messages.emplace_back(&slice, 1);
-  call.message_bytes += static_cast<int64_t>(slice.size());
-}
-
-void AddQueries(const CallData& data, EncodedCall& call) {
-  const int64_t rows = data.shape().queries;
-  for (int64_t offset = 0; offset < rows; offset += kChunkRows) {
-    v1::AttendStreamRequest message;
-    v1::QueryChunk& chunk = *message.mutable_queries();
-    chunk.set_offset(offset);
-    chunk.set_count(std::min(kChunkRows, rows - offset));
-    chunk.set_q(RowsOf(data.call().q, offset, chunk.count()));
-    AddMessage(message, call);
-  }
-}
-
-void AddKeys(const CallData& data, EncodedCall& call) {
-  const int64_t rows = data.shape().keys;
-  for (int64_t offset = 0; offset < rows; offset += kChunkRows) {
-    v1::AttendStreamRequest message;
-    v1::KeyChunk& chunk = *message.mutable_keys();
-    chunk.set_offset(offset);
-    chunk.set_count(std::min(kChunkRows, rows - offset));
-    chunk.set_k(RowsOf(data.call().k, offset, chunk.count()));
-    chunk.set_v(RowsOf(data.call().v, offset, chunk.count()));
-    AddMessage(message, call);
-  }
-}
-
-// The longer side streams.
-EncodedCall EncodeStream(const CallData& data) {
+absl::StatusOr<EncodedCall> EncodeStream(const CallData& data) {
+  RAPT_ASSIGN_OR_RETURN(const client::ChunkedCall chunked, Divide(data));
   EncodedCall call;
-  if (data.shape().keys > data.shape().queries) {
-    AddMessage(HeaderOf(data, v1::KEYS_STREAM), call);
-    AddQueries(data, call);
-    AddKeys(data, call);
-  } else {
-    AddMessage(HeaderOf(data, v1::QUERIES_STREAM), call);
-    AddKeys(data, call);
-    AddQueries(data, call);
-  }
+  const auto add = [&call](const client::RequestMessage& message) {
+    call.messages.push_back(ToByteBuffer(message));
+    call.message_bytes += message.size();
+  };
+  add(chunked.Header());
+  for (const client::StreamChunk& chunk : chunked.chunks()) add(chunked.Chunk(chunk));
   return call;
+}
+
+std::string TextOf(absl::Span<const std::byte> bytes) {
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
 // Assembles Y from the chunks received.
 absl::StatusOr<std::string> GatherY(const CallData& data,
                                     const std::vector<grpc::ByteBuffer>& responses) {
-  const CallShape& shape = data.shape();
-  const int64_t row_bytes = shape.head_size * client::SizeOf(shape.dtype);
-  const int64_t heads = shape.batch * shape.query_heads;
-  std::string y(static_cast<size_t>(data.y_bytes()), '\0');
+  RAPT_ASSIGN_OR_RETURN(const client::ChunkedCall chunked, Divide(data));
+  client::StreamResult result(chunked);
   for (const grpc::ByteBuffer& received : responses) {
-    RAPT_ASSIGN_OR_RETURN(const auto message, Parse<v1::AttendStreamResponse>(received));
-    if (!message.has_output()) continue;
-    const v1::OutputChunk& chunk = message.output();
-    const int64_t bytes = chunk.count() * row_bytes;
-    if (chunk.offset() < 0 || chunk.count() < 0 || chunk.count() > shape.queries ||
-        chunk.offset() > shape.queries - chunk.count() ||
-        static_cast<int64_t>(chunk.y().size()) != heads * bytes) {
-      return absl::InternalError(
-          "malformed response from server: an output chunk does not match the call");
-    }
-    for (int64_t head = 0; head < heads; ++head) {
-      std::memcpy(y.data() + (head * shape.queries + chunk.offset()) * row_bytes,
-                  chunk.y().data() + head * bytes, static_cast<size_t>(bytes));
-    }
+    RAPT_RETURN_IF_ERROR(client::DecodeBytes(received, [&](const SlicedBytes& bytes, int64_t size) {
+      return result.Take(bytes, size);
+    }));
   }
-  return y;
+  RAPT_ASSIGN_OR_RETURN(const client::AttendResult whole, result.Finish());
+  return TextOf(whole.y.bytes());
 }
 
 }  // namespace
@@ -307,14 +234,9 @@ std::string MethodOf(const Interface& interface) {
 }
 
 grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message) {
-  std::vector<grpc::Slice> slices;
-  for (const client::RequestMessage::Piece& piece : message.pieces()) {
-    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
-    if (piece.payload.empty()) continue;
-    slices.emplace_back(const_cast<std::byte*>(piece.payload.data()), piece.payload.size(),
-                        [](void*) {});
-  }
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  return client::ToByteBuffer(message, [](absl::Span<const std::byte> payload) {
+    return grpc::Slice(const_cast<std::byte*>(payload.data()), payload.size(), [](void*) {});
+  });
 }
 
 absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& data,
@@ -369,21 +291,18 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
     return GatherY(data, responses);
   }
   if (interface.protocol == Protocol::kRapt) {
-    std::vector<grpc::Slice> slices;
-    if (!received.Dump(&slices).ok())
-      return absl::InternalError("malformed response from server: its bytes can't be read");
     const absl::Span<const std::byte> region =
         call.region == nullptr ? absl::Span<const std::byte>() : call.region->bytes();
-    RAPT_ASSIGN_OR_RETURN(const client::AttendResult result,
-                          client::DecodeAttend(client::WantedBy({}), {ToByteSlices(slices)},
-                                               static_cast<int64_t>(received.Length()), region));
-    const absl::Span<const std::byte> y = result.y.bytes();
-    return std::string(reinterpret_cast<const char*>(y.data()), y.size());
+    RAPT_ASSIGN_OR_RETURN(
+        const client::AttendResult result,
+        client::DecodeBytes(received, [&](const SlicedBytes& bytes, int64_t size) {
+          return client::DecodeAttend(client::WantedBy({}), bytes, size, region);
+        }));
+    return TextOf(result.y.bytes());
   }
   if (call.region != nullptr) {
-    const absl::Span<const std::byte> y = call.region->bytes().subspan(
-        static_cast<size_t>(OffsetOfY(data.call())), static_cast<size_t>(data.y_bytes()));
-    return std::string(reinterpret_cast<const char*>(y.data()), y.size());
+    return TextOf(call.region->bytes().subspan(static_cast<size_t>(OffsetOfY(data.call())),
+                                               static_cast<size_t>(data.y_bytes())));
   }
   if (interface.protocol == Protocol::kHttp) {
     grpc::Slice y;

@@ -1,6 +1,5 @@
 #include "client/load/sequences.h"
 
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "client/cpp/cache_codec.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/deadline.h"
+#include "client/cpp/unary_calls.h"
 #include "client/load/call_data.h"
 #include "proto/rapt/v1/cache.pb.h"
 
@@ -169,18 +169,11 @@ OutgoingCall CallOf(const char* method, const google::protobuf::MessageLite& req
 
 absl::Status SendNow(const OutgoingCall& call, const client::Connection& connection,
                      nanoseconds deadline, Responses& responses) {
-  grpc::GenericStub stub(connection.channel);
   grpc::ClientContext context;
   context.set_deadline(client::Deadline::After(deadline).ToGrpc());
-  grpc::CompletionQueue queue;
-  const auto rpc =
-      stub.PrepareUnaryCall(&context, call.method, call.encoded->messages.front(), &queue);
-  rpc->StartCall();
-  grpc::Status status;
-  rpc->Finish(&responses.emplace_back(), &status, nullptr);
-  void* tag;
-  bool ok;
-  queue.Next(&tag, &ok);
+  const grpc::Status status =
+      client::SendAndWait(connection, call.method.c_str(), context, call.encoded->messages.front(),
+                          responses.emplace_back());
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 

@@ -369,12 +369,6 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
   RAPT_ASSIGN_OR_RETURN(const Interface interface, ReadInterface(flags));
   RAPT_ASSIGN_OR_RETURN(const std::string text, ShapesText(flags.shapes));
   RAPT_ASSIGN_OR_RETURN(std::vector<CallShape> shapes, ReadShapes(flags, text));
-
-  for (const CallShape& shape : shapes) {
-    if (flags.stream && flags.protocol == "rapt" && shape.mask != MaskKind::kNone) {
-      return Invalid("--stream with --protocol rapt supports no masks; a shape has one");
-    }
-  }
   RAPT_ASSIGN_OR_RETURN(client::Options options, OptionsOf(flags.server));
   Settings settings{.address = flags.server.address,
                     .options = std::move(options),

@@ -107,7 +107,16 @@ def test_responses_are_correct_over_every_interface(load, interface):
     assert ("server" in result["milliseconds"]) == (interface != ("--protocol", "oip", "--stream"))
 
 
-@pytest.mark.parametrize("shape", ["1x2x600x8 causal", "2x4/2x3:700x8 bf16", "2x2x300:600x8 ragged"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "1x2x600x8 causal",
+        "2x4/2x3:700x8 bf16",
+        "2x2x300:600x8 ragged",
+        "2x2x600x8 mask=float",
+        "2x2x3:600x8 mask=padding",
+    ],
+)
 def test_streams_of_many_chunks_are_correct(load, shape):
     result = load(*BRIEF, "--stream", "--shape", shape, "-c", 2)
     assert result["summary"]["failed"] == 0
@@ -467,7 +476,6 @@ def test_integers_out_of_range_name_their_flag(tmp_path):
         (("--protocol", "http", "--cache", "decode"), "--protocol http excludes --cache"),
         (("--protocol", "http", "--model", "a b"), "--model is 'a b'"),
         (("--protocol", "http", "--address", "unix:/x"), "over HTTP it must be HOST:PORT"),
-        (("--stream", "--mask", "bool"), "supports no masks"),
         (("--shared-memory", "--address", "example.com:1"), "on this machine"),
         (("--scenario", "x"), "--scenario is 'x'"),
         (("--scenario", "server"), "needs --rate"),
