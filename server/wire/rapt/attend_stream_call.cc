@@ -34,51 +34,38 @@ void AttendStreamCall::Begin() {
   is_admitting_ = true;
   admission_began_ = call_.arrived();
   const auto on_admitted = [this](absl::StatusOr<MessageReservation> place) {
-    Post([&](Events& events) { events.header_admitted = std::move(place); });
+    Post([this, place = std::move(place)]() mutable { OnHeaderAdmitted(std::move(place)); });
   };
   if (!status.ok()) return on_admitted(std::move(status));
   call_.AdmitMessage(kMaxHeaderBytes, on_admitted);
 }
 
-void AttendStreamCall::Post(absl::FunctionRef<void(Events&)> record) {
+void AttendStreamCall::Post(Event event) {
   {
     MutexLock lock(mutex_);
-    record(events_);
-    events_.any = true;
+    events_.push_back(std::move(event));
     if (std::exchange(is_handling_, true)) return;
   }
   for (;;) {
-    Events events;
+    std::vector<Event> events;
     {
       MutexLock lock(mutex_);
-      if (!events_.any) {
+      events.swap(events_);
+      if (events.empty()) {
         is_handling_ = false;
         return;
       }
-      events = std::exchange(events_, {});
     }
-    Handle(std::move(events));
+    for (Event& next : events) next();
     if (Proceed()) return;  // no later event is handled
   }
 }
 
-void AttendStreamCall::Handle(Events events) {
-  if (events.cancelled) Fail(call_.CancelledOrLate(), StageNow());
-  if (events.header_admitted) {
-    is_admitting_ = false;
-    call_.AddTimeSince(admission_began_, Stage::kQueue);
-    if (events.header_admitted->ok()) {
-      call_.KeepMessageMemory(**std::move(events.header_admitted));
-    } else {
-      Fail(events.header_admitted->status(), Stage::kQueue);
-    }
-  }
-  if (events.stream_admitted) OnStreamAdmitted(*std::move(events.stream_admitted));
-  if (events.too_large) OnTooLarge(*events.too_large);
-  if (events.read) OnRead(*events.read);
-  if (events.written) OnWritten(*events.written);
-  if (events.computed) OnComputed(*std::move(events.computed));
-  if (events.alarm) HandleAlarm();
+void AttendStreamCall::OnHeaderAdmitted(absl::StatusOr<MessageReservation> place) {
+  is_admitting_ = false;
+  call_.AddTimeSince(admission_began_, Stage::kQueue);
+  if (!place.ok()) return Fail(place.status(), Stage::kQueue);
+  call_.KeepMessageMemory(*std::move(place));
 }
 
 bool AttendStreamCall::Proceed() {
@@ -158,15 +145,15 @@ absl::Status AttendStreamCall::OpenStream() {
   admission_began_ = call_.Now();
   call_.engine().AdmitStream(
       stream_, kHeldChunks * MaxChunkMessageBytes(plan), [this](absl::Status admitted) {
-        Post([&](Events& events) { events.stream_admitted = std::move(admitted); });
+        Post([this, admitted = std::move(admitted)] { OnStreamAdmitted(admitted); });
       });
   return absl::OkStatus();
 }
 
-void AttendStreamCall::OnStreamAdmitted(absl::Status status) {
+void AttendStreamCall::OnStreamAdmitted(const absl::Status& status) {
   is_admitting_ = false;
   call_.AddTimeSince(admission_began_, Stage::kQueue);
-  if (!status.ok()) return Fail(std::move(status), Stage::kQueue);
+  if (!status.ok()) return Fail(status, Stage::kQueue);
   order_.emplace(stream_->plan());
 }
 
@@ -210,7 +197,7 @@ void AttendStreamCall::FinishRows() {
 }
 
 void AttendStreamCall::PostResult(StepResult result) {
-  Post([&](Events& events) { events.computed = std::move(result); });
+  Post([this, result = std::move(result)]() mutable { OnComputed(std::move(result)); });
 }
 
 void AttendStreamCall::OnComputed(StepResult result) {
@@ -255,7 +242,7 @@ void AttendStreamCall::OnAlarm() {
     if (call_.Now() >= call_.send_end()) stream().Cancel();
     return;
   }
-  Post([](Events& events) { events.alarm = true; });
+  Post([this] { HandleAlarm(); });
 }
 
 void AttendStreamCall::HandleAlarm() {
@@ -337,20 +324,20 @@ void AttendStreamCall::Release() {
 }
 
 void AttendStreamCall::OnSize(int64_t bytes) {
-  Post([bytes](Events& events) { events.too_large = bytes; });
+  Post([this, bytes] { OnTooLarge(bytes); });
 }
 
 void AttendStreamCall::OnReadDone(bool ok) {
-  Post([ok](Events& events) { events.read = ok; });
+  Post([this, ok] { OnRead(ok); });
 }
 
 void AttendStreamCall::OnWriteDone(bool ok) {
-  Post([ok](Events& events) { events.written = ok; });
+  Post([this, ok] { OnWritten(ok); });
 }
 
 void AttendStreamCall::OnCancel() {
   is_cancelled_ = true;
-  Post([](Events& events) { events.cancelled = true; });
+  Post([this] { Fail(call_.CancelledOrLate(), StageNow()); });
 }
 
 void AttendStreamCall::OnDone() {

@@ -8,9 +8,10 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
@@ -42,18 +43,6 @@ class AttendStreamCall final : public StreamCall {
   void Begin() override;
 
  private:
-  // Events that are not handled yet.
-  struct Events {
-    bool any = false;
-    std::optional<absl::StatusOr<MessageReservation>> header_admitted;
-    std::optional<absl::Status> stream_admitted;
-    std::optional<int64_t> too_large;  // a message, of this size
-    std::optional<bool> read;          // whether there was a message
-    std::optional<bool> written;       // whether it was sent
-    std::optional<StepResult> computed;
-    bool alarm = false;
-    bool cancelled = false;
-  };
   // A received chunk.
   struct Received {
     IncomingMessage message;
@@ -61,12 +50,14 @@ class AttendStreamCall final : public StreamCall {
     bool streams = false;
   };
 
-  void Post(absl::FunctionRef<void(Events&)> record);
-  void Handle(Events events);
+  using Event = absl::AnyInvocable<void()>;
+
+  void Post(Event event);
   // Starts all operations that can start. Returns true if the call is finished and may be
   // destroyed.
   bool Proceed();
 
+  void OnHeaderAdmitted(absl::StatusOr<MessageReservation> place);
   void OnRead(bool ok);
   void OnTooLarge(int64_t bytes);
   absl::Status OpenStream();
@@ -77,7 +68,7 @@ class AttendStreamCall final : public StreamCall {
   void HandleAlarm();
   void SetAlarm();
   Instant NextEnd() const;
-  void OnStreamAdmitted(absl::Status status);
+  void OnStreamAdmitted(const absl::Status& status);
 
   bool MayRead() const;
   void Read();
@@ -106,8 +97,8 @@ class AttendStreamCall final : public StreamCall {
   std::atomic<bool> has_responded_{false};  // the end of the stream may not have been sent yet
 
   Mutex mutex_;
-  Events events_ ABSL_GUARDED_BY(mutex_);
-  bool is_handling_ ABSL_GUARDED_BY(mutex_) = false;  // a thread handles the events
+  std::vector<Event> events_ ABSL_GUARDED_BY(mutex_);  // that are not handled yet
+  bool is_handling_ ABSL_GUARDED_BY(mutex_) = false;   // a thread handles the events
 
   std::shared_ptr<AttentionStream> stream_;  // set by the header
   std::optional<ChunkOrder> order_;          // of the stream's chunks; set on admission
