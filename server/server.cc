@@ -393,9 +393,8 @@ ServerImpl::ServerImpl(Configuration c)
   oip_methods_.AddTo(methods_);
   native_methods_.AddTo(methods_);
   cache_methods_.AddTo(methods_);
-  methods_["/grpc.health.v1.Health/Check"] =
-      SmallMethod<grpc::health::v1::HealthCheckRequest, grpc::health::v1::HealthCheckResponse>(
-          health_status_, [](const CallReport&) {}, /*is_public=*/true);
+  methods_["/grpc.health.v1.Health/Check"] = SmallMethod(
+      health_status_, &HealthStatus::Respond, [](const CallReport&) {}, /*is_public=*/true);
   oip_methods_.AddTo(stream_methods_, environment_);
   native_methods_.AddTo(stream_methods_);
   cache_methods_.AddTo(stream_methods_, environment_);

@@ -60,12 +60,38 @@ struct UnaryMethod {
 // By path: "/inference.GRPCInferenceService/ModelInfer".
 using UnaryMethods = absl::flat_hash_map<std::string, UnaryMethod>;
 
-// The handler of a method without tensors: `service` has absl::Status Respond(request, response&),
-// or Respond(caller, request, response&) with the caller's identity.
-template <typename Service, typename ProtoRequest, typename ProtoResponse>
+// The handler of a method whose request the engine computes.
+class ComputedHandler : public MessageHandler {
+ private:
+  // Returns the request, without what its call binds.
+  virtual absl::StatusOr<Request> Decode(const MessageBytes& message, MethodCall& call) = 0;
+  virtual void Record(const Result& result, MethodCall& call) { call.call().Record(result); }
+  // Returns the response. REQUIRES: the request has succeeded.
+  virtual ResponseMessage Encode(const Result& result, MethodCall& call) = 0;
+
+  void OnMessage(const MessageBytes& message, MethodCall& call) final {
+    absl::StatusOr<Request> request = Decode(message, call);
+    if (!request.ok()) return call.End(request.status());
+    call.call().Bind(*request);
+    call.call().engine().Submit(*std::move(request), [this, &call](Result result) {
+      Record(result, call);
+      if (!result.status.ok()) return call.End(std::move(result.status));
+      call.Respond(Encode(result, call));
+    });
+  }
+};
+
+// The function of a method without tensors. `caller` is who sent the request.
+template <typename ProtoRequest, typename ProtoResponse>
+using SmallFunction = std::function<absl::Status(
+    const std::string& caller, const ProtoRequest& request, ProtoResponse& response)>;
+
+template <typename ProtoRequest, typename ProtoResponse>
 class SmallHandler final : public MessageHandler {
  public:
-  explicit SmallHandler(Service& service) : service_(service) {}
+  using Function = SmallFunction<ProtoRequest, ProtoResponse>;
+
+  explicit SmallHandler(const Function& function) : function_(function) {}
 
  private:
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
@@ -74,7 +100,7 @@ class SmallHandler final : public MessageHandler {
       return call.End(std::move(status));
     }
     ProtoResponse response;
-    if (absl::Status status = Respond(call.call().caller(), request, response); !status.ok()) {
+    if (absl::Status status = function_(call.call().caller(), request, response); !status.ok()) {
       return call.End(std::move(status));
     }
     ResponseMessage serialized;
@@ -82,26 +108,33 @@ class SmallHandler final : public MessageHandler {
     call.Respond(std::move(serialized));
   }
 
-  absl::Status Respond(const std::string& caller, const ProtoRequest& request,
-                       ProtoResponse& response) {
-    if constexpr (requires { service_.Respond(caller, request, response); }) {
-      return service_.Respond(caller, request, response);
-    } else {
-      return service_.Respond(request, response);
-    }
-  }
-
-  Service& service_;
+  const Function& function_;
 };
 
-// REQUIRES: `service` outlives the method.
-template <typename ProtoRequest, typename ProtoResponse, typename Service>
-UnaryMethod SmallMethod(Service& service, const CallObserver& observe, bool is_public = false) {
-  return {.observe = observe,
-          .traits = {.carries_tensors = false, .is_public = is_public},
-          .new_handler = [&service] {
-            return std::make_unique<SmallHandler<Service, ProtoRequest, ProtoResponse>>(service);
-          }};
+template <typename ProtoRequest, typename ProtoResponse>
+UnaryMethod SmallMethod(SmallFunction<ProtoRequest, ProtoResponse> function,
+                        const CallObserver& observe, bool is_public = false) {
+  return {
+      .observe = observe,
+      .traits = {.carries_tensors = false, .is_public = is_public},
+      .new_handler = [function = std::make_shared<const decltype(function)>(std::move(function))] {
+        return std::make_unique<SmallHandler<ProtoRequest, ProtoResponse>>(*function);
+      }};
+}
+
+// The same for a function of an object that does not ask who calls. REQUIRES: `service` outlives
+// the method.
+template <typename Service, typename ProtoRequest, typename ProtoResponse>
+UnaryMethod SmallMethod(const Service& service,
+                        absl::Status (Service::*function)(const ProtoRequest&, ProtoResponse&)
+                            const,
+                        const CallObserver& observe, bool is_public = false) {
+  return SmallMethod<ProtoRequest, ProtoResponse>(
+      [&service, function](const std::string&, const ProtoRequest& request,
+                           ProtoResponse& response) {
+        return (service.*function)(request, response);
+      },
+      observe, is_public);
 }
 
 }  // namespace rapt

@@ -92,8 +92,7 @@ struct Service {
     native_methods.AddTo(methods);
     native_methods.AddTo(streams);
     methods["/grpc.health.v1.Health/Check"] =
-        SmallMethod<grpc::health::v1::HealthCheckRequest, grpc::health::v1::HealthCheckResponse>(
-            health, Ignore(""), /*is_public=*/true);
+        SmallMethod(health, &HealthStatus::Respond, Ignore(""), /*is_public=*/true);
     streams["/grpc.health.v1.Health/Watch"] = [this](MessageStream& stream) {
       return std::make_unique<HealthWatch>(environment, health, stream);
     };

@@ -16,29 +16,6 @@
 namespace rapt::oip {
 namespace {
 
-constexpr const char* kMethodNames[] = {
-    "ServerLive",
-    "ServerReady",
-    "ModelReady",
-    "ServerMetadata",
-    "ModelMetadata",
-    "ModelConfig",
-    "ModelInfer",
-    "ModelStreamInfer",
-    "ModelStatistics",
-    "RepositoryIndex",
-    "RepositoryModelLoad",
-    "RepositoryModelUnload",
-    "SystemSharedMemoryStatus",
-    "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister",
-    "CudaSharedMemoryStatus",
-    "CudaSharedMemoryRegister",
-    "CudaSharedMemoryUnregister",
-    "TraceSetting",
-    "LogSettings",
-};
-
 // There are no settings of tracing and logging, so only a request for all of them is valid.
 template <typename Settings>
 absl::Status CheckNoSettings(const Settings& settings, absl::string_view kind) {
@@ -123,7 +100,9 @@ Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
       model_context_(ModelContextOf(sequences_, repository_)),
       is_ready_(std::move(is_ready)),
       loader_(LoaderOf(repository_, clock)) {
-  for (const char* name : kMethodNames) {
+  const auto& service = *inference::ModelInferRequest::descriptor()->file()->service(0);
+  for (int n = 0; n < service.method_count(); ++n) {
+    const std::string& name = service.method(n)->name();
     observers_[name] = observe(absl::StrCat(kServiceName, "/", name));
   }
   for (const char* name : {"ModelInfer", "ModelStreamInfer"}) {
@@ -138,58 +117,39 @@ CallObserver Methods::Counted(CallObserver observe) const {
   };
 }
 
-template <typename ProtoRequest, typename ProtoResponse>
-void Methods::AddSmall(const std::string& name, UnaryMethods& methods) {
-  methods[PathOf(name)] = SmallMethod<ProtoRequest, ProtoResponse>(*this, observe(name));
-}
-
-template <typename ProtoRequest, typename ProtoResponse>
-void Methods::AddLoading(const std::string& name, UnaryMethods& methods) {
-  AddSmall<ProtoRequest, ProtoResponse>(name, methods);
-  if (repository_ == nullptr) return;  // it fails at once
-  auto& new_handler = methods[PathOf(name)].new_handler;
-  new_handler = [this, small = new_handler] {
-    return std::make_unique<LoadingHandler>(*this, small());
-  };
-}
-
 void Methods::AddTo(UnaryMethods& methods) {
   methods[PathOf("ModelInfer")] = {
       .observe = observe("ModelInfer"), .traits = InferTraits(), .new_handler = [this] {
         return std::make_unique<InferHandler>(shared_memory_, sequences_, model_context_);
       }};
-  AddSmall<inference::ServerLiveRequest, inference::ServerLiveResponse>("ServerLive", methods);
-  AddSmall<inference::ServerReadyRequest, inference::ServerReadyResponse>("ServerReady", methods);
-  AddSmall<inference::ModelReadyRequest, inference::ModelReadyResponse>("ModelReady", methods);
-  AddSmall<inference::ServerMetadataRequest, inference::ServerMetadataResponse>("ServerMetadata",
-                                                                                methods);
-  AddSmall<inference::ModelMetadataRequest, inference::ModelMetadataResponse>("ModelMetadata",
-                                                                              methods);
-  AddSmall<inference::ModelConfigRequest, inference::ModelConfigResponse>("ModelConfig", methods);
-  AddSmall<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>("ModelStatistics",
-                                                                                  methods);
-  AddSmall<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>("RepositoryIndex",
-                                                                                  methods);
-  AddLoading<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
-      "RepositoryModelLoad", methods);
-  AddLoading<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
-      "RepositoryModelUnload", methods);
-  AddSmall<inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse>(
-      "SystemSharedMemoryStatus", methods);
-  AddSmall<inference::SystemSharedMemoryRegisterRequest,
-           inference::SystemSharedMemoryRegisterResponse>("SystemSharedMemoryRegister", methods);
-  AddSmall<inference::SystemSharedMemoryUnregisterRequest,
-           inference::SystemSharedMemoryUnregisterResponse>("SystemSharedMemoryUnregister",
-                                                            methods);
-  AddSmall<inference::CudaSharedMemoryStatusRequest, inference::CudaSharedMemoryStatusResponse>(
-      "CudaSharedMemoryStatus", methods);
-  AddSmall<inference::CudaSharedMemoryRegisterRequest, inference::CudaSharedMemoryRegisterResponse>(
-      "CudaSharedMemoryRegister", methods);
-  AddSmall<inference::CudaSharedMemoryUnregisterRequest,
-           inference::CudaSharedMemoryUnregisterResponse>("CudaSharedMemoryUnregister", methods);
-  AddSmall<inference::TraceSettingRequest, inference::TraceSettingResponse>("TraceSetting",
-                                                                            methods);
-  AddSmall<inference::LogSettingsRequest, inference::LogSettingsResponse>("LogSettings", methods);
+  const auto add = [&](const std::string& name, auto function) -> UnaryMethod& {
+    return methods[PathOf(name)] = SmallMethod(*this, function, observe(name));
+  };
+  const auto add_loading = [&](const std::string& name, auto function) {
+    auto& new_handler = add(name, function).new_handler;
+    if (repository_ == nullptr) return;  // it fails at once
+    new_handler = [this, small = new_handler] {
+      return std::make_unique<LoadingHandler>(*this, small());
+    };
+  };
+  add("ServerLive", &Methods::ServerLive);
+  add("ServerReady", &Methods::ServerReady);
+  add("ModelReady", &Methods::ModelReady);
+  add("ServerMetadata", &Methods::ServerMetadata);
+  add("ModelMetadata", &Methods::ModelMetadata);
+  add("ModelConfig", &Methods::ModelConfig);
+  add("ModelStatistics", &Methods::ModelStatistics);
+  add("RepositoryIndex", &Methods::RepositoryIndex);
+  add_loading("RepositoryModelLoad", &Methods::RepositoryModelLoad);
+  add_loading("RepositoryModelUnload", &Methods::RepositoryModelUnload);
+  add("SystemSharedMemoryStatus", &Methods::SystemSharedMemoryStatus);
+  add("SystemSharedMemoryRegister", &Methods::SystemSharedMemoryRegister);
+  add("SystemSharedMemoryUnregister", &Methods::SystemSharedMemoryUnregister);
+  add("CudaSharedMemoryStatus", &Methods::CudaSharedMemoryStatus);
+  add("CudaSharedMemoryRegister", &Methods::CudaSharedMemoryRegister);
+  add("CudaSharedMemoryUnregister", &Methods::CudaSharedMemoryUnregister);
+  add("TraceSetting", &Methods::TraceSetting);
+  add("LogSettings", &Methods::LogSettings);
 }
 
 void Methods::AddTo(StreamMethods& methods, const CallEnvironment& environment) {
@@ -200,28 +160,28 @@ void Methods::AddTo(StreamMethods& methods, const CallEnvironment& environment) 
   };
 }
 
-absl::Status Methods::Respond(const inference::ServerLiveRequest&,
-                              inference::ServerLiveResponse& response) const {
+absl::Status Methods::ServerLive(const inference::ServerLiveRequest&,
+                                 inference::ServerLiveResponse& response) const {
   response.set_live(true);
   return absl::OkStatus();
 }
 
-absl::Status Methods::Respond(const inference::ServerReadyRequest&,
-                              inference::ServerReadyResponse& response) const {
+absl::Status Methods::ServerReady(const inference::ServerReadyRequest&,
+                                  inference::ServerReadyResponse& response) const {
   response.set_ready(is_ready_());
   return absl::OkStatus();
 }
 
 // As in Triton, an unknown model is not ready, without an error.
-absl::Status Methods::Respond(const inference::ModelReadyRequest& request,
-                              inference::ModelReadyResponse& response) const {
+absl::Status Methods::ModelReady(const inference::ModelReadyRequest& request,
+                                 inference::ModelReadyResponse& response) const {
   response.set_ready(FindModel(request.name(), request.version(), model_context_).ok() &&
                      is_ready_());
   return absl::OkStatus();
 }
 
-absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
-                              inference::ServerMetadataResponse& response) const {
+absl::Status Methods::ServerMetadata(const inference::ServerMetadataRequest&,
+                                     inference::ServerMetadataResponse& response) const {
   response.set_name("rapt");
   response.set_version(std::string(Version()));
   for (const char* extension :
@@ -235,22 +195,22 @@ absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
   return absl::OkStatus();
 }
 
-absl::Status Methods::Respond(const inference::ModelMetadataRequest& request,
-                              inference::ModelMetadataResponse& response) const {
+absl::Status Methods::ModelMetadata(const inference::ModelMetadataRequest& request,
+                                    inference::ModelMetadataResponse& response) const {
   const auto model = FindModel(request.name(), request.version(), model_context_);
   if (model.ok()) response = Describe(**model);
   return model.status();
 }
 
-absl::Status Methods::Respond(const inference::ModelConfigRequest& request,
-                              inference::ModelConfigResponse& response) const {
+absl::Status Methods::ModelConfig(const inference::ModelConfigRequest& request,
+                                  inference::ModelConfigResponse& response) const {
   const auto model = FindModel(request.name(), request.version(), model_context_);
   if (model.ok()) *response.mutable_config() = Configure(**model, model_context_);
   return model.status();
 }
 
-absl::Status Methods::Respond(const inference::ModelStatisticsRequest& request,
-                              inference::ModelStatisticsResponse& response) const {
+absl::Status Methods::ModelStatistics(const inference::ModelStatisticsRequest& request,
+                                      inference::ModelStatisticsResponse& response) const {
   RAPT_RETURN_IF_ERROR(CheckModelOrAll(request.name(), request.version(), model_context_));
   for (const ModelInfoPtr& model : Models(model_context_)) {
     if (!request.name().empty() && request.name() != model->name()) continue;
@@ -274,8 +234,8 @@ absl::Status Methods::EndSequences(const absl::StatusOr<ModelInfoPtr>& replaced)
   return replaced.status();
 }
 
-absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
-                              inference::RepositoryIndexResponse& response) const {
+absl::Status Methods::RepositoryIndex(const inference::RepositoryIndexRequest& request,
+                                      inference::RepositoryIndexResponse& response) const {
   RAPT_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
   const bool is_ready = is_ready_();
   const auto add = [&](absl::string_view name, bool model_is_ready, const std::string& reason) {
@@ -294,8 +254,8 @@ absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest& request,
-                              inference::RepositoryModelLoadResponse&) const {
+absl::Status Methods::RepositoryModelLoad(const inference::RepositoryModelLoadRequest& request,
+                                          inference::RepositoryModelLoadResponse&) const {
   RAPT_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
   if (repository_ == nullptr) {
     return absl::UnimplementedError("not supported: RepositoryModelLoad needs --model_repository");
@@ -308,8 +268,8 @@ absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest& reque
   return EndSequences(repository_->Load(request.model_name()));
 }
 
-absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& request,
-                              inference::RepositoryModelUnloadResponse&) const {
+absl::Status Methods::RepositoryModelUnload(const inference::RepositoryModelUnloadRequest& request,
+                                            inference::RepositoryModelUnloadResponse&) const {
   RAPT_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
   if (repository_ == nullptr) {
     return absl::UnimplementedError(
@@ -319,8 +279,9 @@ absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest& req
   return EndSequences(repository_->Unload(request.model_name()));
 }
 
-absl::Status Methods::Respond(const inference::SystemSharedMemoryStatusRequest& request,
-                              inference::SystemSharedMemoryStatusResponse& response) const {
+absl::Status Methods::SystemSharedMemoryStatus(
+    const inference::SystemSharedMemoryStatusRequest& request,
+    inference::SystemSharedMemoryStatusResponse& response) const {
   RAPT_ASSIGN_OR_RETURN(const auto regions,
                         shared_memory_.Describe(SharedMemory::Kind::kSystem, request.name()));
   for (const SharedMemory::Description& region : regions) {
@@ -332,19 +293,22 @@ absl::Status Methods::Respond(const inference::SystemSharedMemoryStatusRequest& 
   return absl::OkStatus();
 }
 
-absl::Status Methods::Respond(const inference::SystemSharedMemoryRegisterRequest& request,
-                              inference::SystemSharedMemoryRegisterResponse&) const {
+absl::Status Methods::SystemSharedMemoryRegister(
+    const inference::SystemSharedMemoryRegisterRequest& request,
+    inference::SystemSharedMemoryRegisterResponse&) const {
   return shared_memory_.RegisterSystem(request.name(), request.key(), request.offset(),
                                        request.byte_size());
 }
 
-absl::Status Methods::Respond(const inference::SystemSharedMemoryUnregisterRequest& request,
-                              inference::SystemSharedMemoryUnregisterResponse&) const {
+absl::Status Methods::SystemSharedMemoryUnregister(
+    const inference::SystemSharedMemoryUnregisterRequest& request,
+    inference::SystemSharedMemoryUnregisterResponse&) const {
   return shared_memory_.Unregister(SharedMemory::Kind::kSystem, request.name());
 }
 
-absl::Status Methods::Respond(const inference::CudaSharedMemoryStatusRequest& request,
-                              inference::CudaSharedMemoryStatusResponse& response) const {
+absl::Status Methods::CudaSharedMemoryStatus(
+    const inference::CudaSharedMemoryStatusRequest& request,
+    inference::CudaSharedMemoryStatusResponse& response) const {
   RAPT_ASSIGN_OR_RETURN(const auto regions,
                         shared_memory_.Describe(SharedMemory::Kind::kCuda, request.name()));
   for (const SharedMemory::Description& region : regions) {
@@ -356,26 +320,28 @@ absl::Status Methods::Respond(const inference::CudaSharedMemoryStatusRequest& re
   return absl::OkStatus();
 }
 
-absl::Status Methods::Respond(const inference::CudaSharedMemoryRegisterRequest& request,
-                              inference::CudaSharedMemoryRegisterResponse&) const {
+absl::Status Methods::CudaSharedMemoryRegister(
+    const inference::CudaSharedMemoryRegisterRequest& request,
+    inference::CudaSharedMemoryRegisterResponse&) const {
   return shared_memory_.RegisterCuda(request.name(), request.raw_handle(), request.device_id(),
                                      request.byte_size());
 }
 
-absl::Status Methods::Respond(const inference::CudaSharedMemoryUnregisterRequest& request,
-                              inference::CudaSharedMemoryUnregisterResponse&) const {
+absl::Status Methods::CudaSharedMemoryUnregister(
+    const inference::CudaSharedMemoryUnregisterRequest& request,
+    inference::CudaSharedMemoryUnregisterResponse&) const {
   return shared_memory_.Unregister(SharedMemory::Kind::kCuda, request.name());
 }
 
-absl::Status Methods::Respond(const inference::TraceSettingRequest& request,
-                              inference::TraceSettingResponse&) const {
+absl::Status Methods::TraceSetting(const inference::TraceSettingRequest& request,
+                                   inference::TraceSettingResponse&) const {
   absl::Status status = CheckModelOrAll(request.model_name(), "", model_context_);
   status.Update(CheckNoSettings(request.settings(), "trace"));
   return status;
 }
 
-absl::Status Methods::Respond(const inference::LogSettingsRequest& request,
-                              inference::LogSettingsResponse&) const {
+absl::Status Methods::LogSettings(const inference::LogSettingsRequest& request,
+                                  inference::LogSettingsResponse&) const {
   return CheckNoSettings(request.settings(), "log");
 }
 

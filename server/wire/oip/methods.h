@@ -62,52 +62,52 @@ class Methods {
   void PostToLoader(EventLoop::Task task) const { loader_->Post(std::move(task)); }
 
   // The methods without tensors. Return InvalidArgument, Unimplemented, or as SharedMemory does.
-  absl::Status Respond(const inference::ServerLiveRequest& request,
-                       inference::ServerLiveResponse& response) const;
-  absl::Status Respond(const inference::ServerReadyRequest& request,
-                       inference::ServerReadyResponse& response) const;
-  absl::Status Respond(const inference::ModelReadyRequest& request,
-                       inference::ModelReadyResponse& response) const;
-  absl::Status Respond(const inference::ServerMetadataRequest& request,
-                       inference::ServerMetadataResponse& response) const;
-  absl::Status Respond(const inference::ModelMetadataRequest& request,
-                       inference::ModelMetadataResponse& response) const;
-  absl::Status Respond(const inference::ModelConfigRequest& request,
-                       inference::ModelConfigResponse& response) const;
-  absl::Status Respond(const inference::ModelStatisticsRequest& request,
-                       inference::ModelStatisticsResponse& response) const;
-  absl::Status Respond(const inference::RepositoryIndexRequest& request,
-                       inference::RepositoryIndexResponse& response) const;
-  absl::Status Respond(const inference::RepositoryModelLoadRequest& request,
-                       inference::RepositoryModelLoadResponse& response) const;
-  absl::Status Respond(const inference::RepositoryModelUnloadRequest& request,
-                       inference::RepositoryModelUnloadResponse& response) const;
-  absl::Status Respond(const inference::SystemSharedMemoryStatusRequest& request,
-                       inference::SystemSharedMemoryStatusResponse& response) const;
-  absl::Status Respond(const inference::SystemSharedMemoryRegisterRequest& request,
-                       inference::SystemSharedMemoryRegisterResponse& response) const;
-  absl::Status Respond(const inference::SystemSharedMemoryUnregisterRequest& request,
-                       inference::SystemSharedMemoryUnregisterResponse& response) const;
-  absl::Status Respond(const inference::CudaSharedMemoryStatusRequest& request,
-                       inference::CudaSharedMemoryStatusResponse& response) const;
-  absl::Status Respond(const inference::CudaSharedMemoryRegisterRequest& request,
-                       inference::CudaSharedMemoryRegisterResponse& response) const;
-  absl::Status Respond(const inference::CudaSharedMemoryUnregisterRequest& request,
-                       inference::CudaSharedMemoryUnregisterResponse& response) const;
-  absl::Status Respond(const inference::TraceSettingRequest& request,
-                       inference::TraceSettingResponse& response) const;
-  absl::Status Respond(const inference::LogSettingsRequest& request,
-                       inference::LogSettingsResponse& response) const;
+  absl::Status ServerLive(const inference::ServerLiveRequest& request,
+                          inference::ServerLiveResponse& response) const;
+  absl::Status ServerReady(const inference::ServerReadyRequest& request,
+                           inference::ServerReadyResponse& response) const;
+  absl::Status ModelReady(const inference::ModelReadyRequest& request,
+                          inference::ModelReadyResponse& response) const;
+  absl::Status ServerMetadata(const inference::ServerMetadataRequest& request,
+                              inference::ServerMetadataResponse& response) const;
+  absl::Status ModelMetadata(const inference::ModelMetadataRequest& request,
+                             inference::ModelMetadataResponse& response) const;
+  absl::Status ModelConfig(const inference::ModelConfigRequest& request,
+                           inference::ModelConfigResponse& response) const;
+  absl::Status ModelStatistics(const inference::ModelStatisticsRequest& request,
+                               inference::ModelStatisticsResponse& response) const;
+  absl::Status RepositoryIndex(const inference::RepositoryIndexRequest& request,
+                               inference::RepositoryIndexResponse& response) const;
+  absl::Status RepositoryModelLoad(const inference::RepositoryModelLoadRequest& request,
+                                   inference::RepositoryModelLoadResponse& response) const;
+  absl::Status RepositoryModelUnload(const inference::RepositoryModelUnloadRequest& request,
+                                     inference::RepositoryModelUnloadResponse& response) const;
+  absl::Status SystemSharedMemoryStatus(
+      const inference::SystemSharedMemoryStatusRequest& request,
+      inference::SystemSharedMemoryStatusResponse& response) const;
+  absl::Status SystemSharedMemoryRegister(
+      const inference::SystemSharedMemoryRegisterRequest& request,
+      inference::SystemSharedMemoryRegisterResponse& response) const;
+  absl::Status SystemSharedMemoryUnregister(
+      const inference::SystemSharedMemoryUnregisterRequest& request,
+      inference::SystemSharedMemoryUnregisterResponse& response) const;
+  absl::Status CudaSharedMemoryStatus(const inference::CudaSharedMemoryStatusRequest& request,
+                                      inference::CudaSharedMemoryStatusResponse& response) const;
+  absl::Status CudaSharedMemoryRegister(
+      const inference::CudaSharedMemoryRegisterRequest& request,
+      inference::CudaSharedMemoryRegisterResponse& response) const;
+  absl::Status CudaSharedMemoryUnregister(
+      const inference::CudaSharedMemoryUnregisterRequest& request,
+      inference::CudaSharedMemoryUnregisterResponse& response) const;
+  absl::Status TraceSetting(const inference::TraceSettingRequest& request,
+                            inference::TraceSettingResponse& response) const;
+  absl::Status LogSettings(const inference::LogSettingsRequest& request,
+                           inference::LogSettingsResponse& response) const;
 
  private:
   absl::Status CheckRepository(const std::string& repository_name) const;
   // Ends those of the layer that was replaced or unloaded, if there was one; returns the status.
   absl::Status EndSequences(const absl::StatusOr<ModelInfoPtr>& replaced) const;
-  template <typename ProtoRequest, typename ProtoResponse>
-  void AddLoading(const std::string& name, UnaryMethods& methods);
-  template <typename ProtoRequest, typename ProtoResponse>
-  void AddSmall(const std::string& name, UnaryMethods& methods);
-
   SharedMemory& shared_memory_;
   cache::Sequences* const sequences_;
   ModelRepository* const repository_;

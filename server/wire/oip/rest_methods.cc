@@ -12,6 +12,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/invalid.h"
 #include "base/status_macros.h"
 #include "base/strict_json.h"
@@ -165,6 +167,7 @@ struct SmallRoute {
   std::function<absl::Status(const ProtoResponse& response)> check = nullptr;
   // It runs on the thread that loads models.
   bool loads = false;
+  absl::Status (Methods::*function)(const ProtoRequest&, ProtoResponse&) const = nullptr;
 };
 
 template <typename ProtoRequest, typename ProtoResponse>
@@ -203,7 +206,7 @@ class SmallHandler final : public http::BodyHandler {
     absl::Status status;
     if (route_.read != nullptr) status = route_.read(values_, *fields, request);
     ProtoResponse response;
-    status.Update(status.ok() ? methods_.Respond(request, response) : status);
+    status.Update(status.ok() ? (methods_.*route_.function)(request, response) : status);
     if (status.ok() && route_.check != nullptr) status = route_.check(response);
     if (!status.ok()) return status;
     const Json json = route_.write == nullptr ? ToJson(response) : route_.write(response);
@@ -336,10 +339,7 @@ absl::Status Unready(bool is_ready, absl::string_view what) {
                   : absl::UnavailableError(absl::StrCat("the ", what, " is not ready"));
 }
 
-template <typename ProtoResponse>
-Json Nothing(const ProtoResponse&) {
-  return Json::object();
-}
+Json Nothing(const google::protobuf::Message&) { return Json::object(); }
 
 // Adds routes. Each lives as long as its method.
 class Routes {
@@ -347,15 +347,17 @@ class Routes {
   Routes(const Methods& methods, const CallObserverFactory& observe, http::Router& router)
       : methods_(methods), observe_(observe), router_(router) {}
 
-  CallObserver Observer(const std::string& name) const {
+  CallObserver Observer(absl::string_view name) const {
     return observe_(absl::StrCat("v2/", name));
   }
 
   template <typename ProtoRequest, typename ProtoResponse>
   void Add(const std::string& http_method, const std::vector<std::string>& patterns,
-           const std::string& name, SmallRoute<ProtoRequest, ProtoResponse> route,
-           bool is_public = false) {
+           absl::Status (Methods::*function)(const ProtoRequest&, ProtoResponse&) const,
+           SmallRoute<ProtoRequest, ProtoResponse> route, bool is_public = false) {
     using Handler = SmallHandler<ProtoRequest, ProtoResponse>;
+    const absl::string_view name = absl::StripSuffix(ProtoRequest::descriptor()->name(), "Request");
+    route.function = function;
     const auto shared =
         std::make_shared<const SmallRoute<ProtoRequest, ProtoResponse>>(std::move(route));
     const http::CallMethod method = {
@@ -377,16 +379,14 @@ class Routes {
 
 // Health has no need of a token, so that any probe can ask for it.
 void AddHealth(const Methods& methods, Routes& routes) {
-  routes.Add<inference::ServerLiveRequest, inference::ServerLiveResponse>(
-      "GET", {"/v2/health/live"}, "ServerLive",
-      {.check = [](const auto& response) { return Unready(response.live(), "server"); }},
-      /*is_public=*/true);
-  routes.Add<inference::ServerReadyRequest, inference::ServerReadyResponse>(
-      "GET", {"/v2/health/ready"}, "ServerReady",
-      {.check = [](const auto& response) { return Unready(response.ready(), "server"); }},
-      /*is_public=*/true);
-  routes.Add<inference::ModelReadyRequest, inference::ModelReadyResponse>(
-      "GET", {"/v2/models/*/ready", "/v2/models/*/versions/*/ready"}, "ModelReady",
+  routes.Add("GET", {"/v2/health/live"}, &Methods::ServerLive,
+             {.check = [](const auto& response) { return Unready(response.live(), "server"); }},
+             /*is_public=*/true);
+  routes.Add("GET", {"/v2/health/ready"}, &Methods::ServerReady,
+             {.check = [](const auto& response) { return Unready(response.ready(), "server"); }},
+             /*is_public=*/true);
+  routes.Add(
+      "GET", {"/v2/models/*/ready", "/v2/models/*/versions/*/ready"}, &Methods::ModelReady,
       {.read =
            [&methods](const PathValues& values, const Fields& body,
                       inference::ModelReadyRequest& request) {
@@ -400,74 +400,54 @@ void AddHealth(const Methods& methods, Routes& routes) {
 }
 
 void AddModels(Routes& routes) {
-  routes.Add<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
-      "GET", {"/v2"}, "ServerMetadata", {});
+  routes.Add("GET", {"/v2"}, &Methods::ServerMetadata, {});
   // Before the pattern of a model's metadata.
-  routes.Add<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
-      "GET", {"/v2/models/stats", "/v2/models/*/stats", "/v2/models/*/versions/*/stats"},
-      "ModelStatistics", {.read = ReadModel<inference::ModelStatisticsRequest>});
-  routes.Add<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
-      "GET", {"/v2/models/*", "/v2/models/*/versions/*"}, "ModelMetadata",
-      {.read = ReadModel<inference::ModelMetadataRequest>});
-  routes.Add<inference::ModelConfigRequest, inference::ModelConfigResponse>(
-      "GET", {"/v2/models/*/config", "/v2/models/*/versions/*/config"}, "ModelConfig",
-      {.read = ReadModel<inference::ModelConfigRequest>,
-       .write = [](const auto& response) { return ToJson(response.config()); }});
-  routes.Add<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
-      "POST", {"/v2/repository/index"}, "RepositoryIndex",
-      {.read = ReadIndex,
-       .write = [](const auto& response) { return ToJson(response).at("models"); }});
-  routes.Add<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
-      "POST", {"/v2/repository/models/*/load"}, "RepositoryModelLoad",
-      {.read = ReadLoad, .write = Nothing<inference::RepositoryModelLoadResponse>, .loads = true});
-  routes.Add<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
-      "POST", {"/v2/repository/models/*/unload"}, "RepositoryModelUnload",
-      {.read = ReadUnload,
-       .write = Nothing<inference::RepositoryModelUnloadResponse>,
-       .loads = true});
+  routes.Add("GET", {"/v2/models/stats", "/v2/models/*/stats", "/v2/models/*/versions/*/stats"},
+             &Methods::ModelStatistics, {.read = ReadModel<inference::ModelStatisticsRequest>});
+  routes.Add("GET", {"/v2/models/*", "/v2/models/*/versions/*"}, &Methods::ModelMetadata,
+             {.read = ReadModel<inference::ModelMetadataRequest>});
+  routes.Add("GET", {"/v2/models/*/config", "/v2/models/*/versions/*/config"},
+             &Methods::ModelConfig,
+             {.read = ReadModel<inference::ModelConfigRequest>,
+              .write = [](const auto& response) { return ToJson(response.config()); }});
+  routes.Add("POST", {"/v2/repository/index"}, &Methods::RepositoryIndex,
+             {.read = ReadIndex,
+              .write = [](const auto& response) { return ToJson(response).at("models"); }});
+  routes.Add("POST", {"/v2/repository/models/*/load"}, &Methods::RepositoryModelLoad,
+             {.read = ReadLoad, .write = Nothing, .loads = true});
+  routes.Add("POST", {"/v2/repository/models/*/unload"}, &Methods::RepositoryModelUnload,
+             {.read = ReadUnload, .write = Nothing, .loads = true});
 }
 
 void AddSharedMemory(Routes& routes) {
-  routes
-      .Add<inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse>(
-          "GET", {"/v2/systemsharedmemory/status", "/v2/systemsharedmemory/region/*/status"},
-          "SystemSharedMemoryStatus",
-          {.read = ReadName<inference::SystemSharedMemoryStatusRequest>,
-           .write = RegionsOf<inference::SystemSharedMemoryStatusResponse>});
-  routes.Add<inference::SystemSharedMemoryRegisterRequest,
-             inference::SystemSharedMemoryRegisterResponse>(
-      "POST", {"/v2/systemsharedmemory/region/*/register"}, "SystemSharedMemoryRegister",
-      {.read = ReadSystemRegion});
-  routes.Add<inference::SystemSharedMemoryUnregisterRequest,
-             inference::SystemSharedMemoryUnregisterResponse>(
-      "POST", {"/v2/systemsharedmemory/unregister", "/v2/systemsharedmemory/region/*/unregister"},
-      "SystemSharedMemoryUnregister",
-      {.read = ReadName<inference::SystemSharedMemoryUnregisterRequest>});
-  routes.Add<inference::CudaSharedMemoryStatusRequest, inference::CudaSharedMemoryStatusResponse>(
-      "GET", {"/v2/cudasharedmemory/status", "/v2/cudasharedmemory/region/*/status"},
-      "CudaSharedMemoryStatus",
-      {.read = ReadName<inference::CudaSharedMemoryStatusRequest>,
-       .write = RegionsOf<inference::CudaSharedMemoryStatusResponse>});
-  routes
-      .Add<inference::CudaSharedMemoryRegisterRequest, inference::CudaSharedMemoryRegisterResponse>(
-          "POST", {"/v2/cudasharedmemory/region/*/register"}, "CudaSharedMemoryRegister",
-          {.read = ReadCudaRegion});
-  routes.Add<inference::CudaSharedMemoryUnregisterRequest,
-             inference::CudaSharedMemoryUnregisterResponse>(
-      "POST", {"/v2/cudasharedmemory/unregister", "/v2/cudasharedmemory/region/*/unregister"},
-      "CudaSharedMemoryUnregister",
-      {.read = ReadName<inference::CudaSharedMemoryUnregisterRequest>});
+  routes.Add("GET", {"/v2/systemsharedmemory/status", "/v2/systemsharedmemory/region/*/status"},
+             &Methods::SystemSharedMemoryStatus,
+             {.read = ReadName<inference::SystemSharedMemoryStatusRequest>,
+              .write = RegionsOf<inference::SystemSharedMemoryStatusResponse>});
+  routes.Add("POST", {"/v2/systemsharedmemory/region/*/register"},
+             &Methods::SystemSharedMemoryRegister, {.read = ReadSystemRegion});
+  routes.Add("POST",
+             {"/v2/systemsharedmemory/unregister", "/v2/systemsharedmemory/region/*/unregister"},
+             &Methods::SystemSharedMemoryUnregister,
+             {.read = ReadName<inference::SystemSharedMemoryUnregisterRequest>});
+  routes.Add("GET", {"/v2/cudasharedmemory/status", "/v2/cudasharedmemory/region/*/status"},
+             &Methods::CudaSharedMemoryStatus,
+             {.read = ReadName<inference::CudaSharedMemoryStatusRequest>,
+              .write = RegionsOf<inference::CudaSharedMemoryStatusResponse>});
+  routes.Add("POST", {"/v2/cudasharedmemory/region/*/register"}, &Methods::CudaSharedMemoryRegister,
+             {.read = ReadCudaRegion});
+  routes.Add("POST",
+             {"/v2/cudasharedmemory/unregister", "/v2/cudasharedmemory/region/*/unregister"},
+             &Methods::CudaSharedMemoryUnregister,
+             {.read = ReadName<inference::CudaSharedMemoryUnregisterRequest>});
 }
 
 void AddSettings(Routes& routes) {
   for (const char* http_method : {"GET", "POST"}) {
-    routes.Add<inference::TraceSettingRequest, inference::TraceSettingResponse>(
-        http_method, {"/v2/trace/setting", "/v2/models/*/trace/setting"}, "TraceSetting",
-        {.read = ReadTraceSettings, .write = Nothing<inference::TraceSettingResponse>});
-    routes.Add<inference::LogSettingsRequest, inference::LogSettingsResponse>(
-        http_method, {"/v2/logging"}, "LogSettings",
-        {.read = ReadSettings<inference::LogSettingsRequest>,
-         .write = Nothing<inference::LogSettingsResponse>});
+    routes.Add(http_method, {"/v2/trace/setting", "/v2/models/*/trace/setting"},
+               &Methods::TraceSetting, {.read = ReadTraceSettings, .write = Nothing});
+    routes.Add(http_method, {"/v2/logging"}, &Methods::LogSettings,
+               {.read = ReadSettings<inference::LogSettingsRequest>, .write = Nothing});
   }
 }
 

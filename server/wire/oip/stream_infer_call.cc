@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "base/status_macros.h"
+
 namespace rapt::oip {
 
 StreamInferCall::StreamInferCall(const CallEnvironment& environment,
@@ -79,28 +81,23 @@ void StreamInferCall::OnReadDone(bool ok) {
         absl::OkStatus());  // half-closed; a caller that disconnected does not read this
   }
   call_.MarkActive();
-  decoded_ = {};
+  run_.reset();
+  id_.clear();
   message_ = stream().TakeMessage();
   call_.report().received_bytes += message_.bytes.size;
-  if (absl::Status status = Decode(); !status.ok()) return RespondWithError(std::move(status));
-  auto done = [this](Result result) { OnResult(std::move(result)); };
-  if (decoded_.session) {
-    return session_.emplace().Start(*sequences_, decoded_, call_, std::move(done));
-  }
-  call_.Bind(decoded_.request);
-  call_.engine().Submit(std::move(decoded_.request), std::move(done));
+  absl::StatusOr<DecodedInfer> decoded = Decode();
+  if (!decoded.ok()) return RespondWithError(decoded.status());
+  run_.emplace().Start(sequences_, *std::move(decoded), call_,
+                       [this](Result result) { OnResult(std::move(result)); });
 }
 
-absl::Status StreamInferCall::Decode() {
-  std::string id;
-  absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
-      message_.bytes, call_.arrived(), shared_memory_, &call_.report().model, model_context_, &id);
-  decoded_.id = std::move(id);
-  if (!decoded.ok()) return decoded.status();
-  decoded_ = *std::move(decoded);
-  Request& request = decoded_.request;
+absl::StatusOr<DecodedInfer> StreamInferCall::Decode() {
+  RAPT_ASSIGN_OR_RETURN(DecodedInfer decoded,
+                        DecodeInfer(message_.bytes, call_.arrived(), shared_memory_,
+                                    &call_.report().model, model_context_, &id_));
+  Request& request = decoded.request;
   request.deadline = std::min(request.deadline, call_.arrived() + call_.limits().default_deadline);
-  return absl::OkStatus();
+  return decoded;
 }
 
 void StreamInferCall::OnResult(Result result) {
@@ -108,12 +105,12 @@ void StreamInferCall::OnResult(Result result) {
   if (!result.status.ok()) return RespondWithError(std::move(result.status));
   status_ = absl::OkStatus();
   call_.report().ended_in = Stage::kSend;
-  Respond(EncodeStreamInfer(decoded_, result));
+  Respond(EncodeStreamInfer(run_->decoded(), result));
 }
 
 void StreamInferCall::RespondWithError(absl::Status status) {
   status_ = std::move(status);
-  Respond(EncodeStreamError(decoded_.id, status_));
+  Respond(EncodeStreamError(id_, status_));
 }
 
 void StreamInferCall::Respond(ResponseMessage response) {

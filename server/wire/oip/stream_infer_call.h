@@ -16,7 +16,7 @@
 #include "server/request.h"
 #include "server/shared_memory/shared_memory.h"
 #include "server/wire/message_stream.h"
-#include "server/wire/oip/session_run.h"
+#include "server/wire/oip/infer_run.h"
 
 namespace rapt::oip {
 
@@ -57,7 +57,7 @@ class StreamInferCall final : public StreamCall {
   void OnBytesRead(int64_t bytes) override { call_.NoteReceived(bytes); }
   void OnBytesSent(int64_t bytes) override { call_.NoteSent(bytes); }
   void OnReadDone(bool ok) override;
-  absl::Status Decode();
+  absl::StatusOr<DecodedInfer> Decode();
   void OnResult(Result result);
   void Respond(ResponseMessage response);
   void RespondWithError(absl::Status status);
@@ -75,8 +75,8 @@ class StreamInferCall final : public StreamCall {
 
   // Of the request in progress.
   IncomingMessage message_;
-  DecodedInfer decoded_;
-  std::optional<SessionRun> session_;
+  std::string id_;
+  std::optional<InferRun> run_;
   absl::Status status_;
 
   Alarm alarm_;  // the deadline; Call::receive_end() or send_end() while a message is in transit

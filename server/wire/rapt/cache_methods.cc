@@ -18,35 +18,29 @@ namespace rapt::native {
 namespace {
 
 // Calls that the engine computes.
-class ComputedHandler : public MessageHandler {
+class CacheHandler : public ComputedHandler {
  public:
-  explicit ComputedHandler(cache::CacheStore* store) : store_(store) {}
+  explicit CacheHandler(cache::CacheStore* store) : store_(store) {}
 
  private:
-  virtual absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
-                                         MethodCall& call) = 0;
-  // Leads to call.Respond() or call.End().
-  virtual void OnResult(Result result, MethodCall& call) = 0;
+  virtual absl::StatusOr<Request> DecodeFor(cache::CacheStore& store, const MessageBytes& message,
+                                            MethodCall& call) = 0;
 
-  void OnMessage(const MessageBytes& message, MethodCall& call) final {
-    if (store_ == nullptr) return call.End(NoCaches());
-    absl::StatusOr<Request> request = Decode(message, *store_, call);
-    if (!request.ok()) return call.End(request.status());
-    call.call().Bind(*request);
-    call.call().engine().Submit(
-        *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
+  absl::StatusOr<Request> Decode(const MessageBytes& message, MethodCall& call) final {
+    if (store_ == nullptr) return NoCaches();
+    return DecodeFor(*store_, message, call);
   }
 
   cache::CacheStore* const store_;
 };
 
-class AttendCachedHandler final : public ComputedHandler {
+class AttendCachedHandler final : public CacheHandler {
  public:
-  using ComputedHandler::ComputedHandler;
+  using CacheHandler::CacheHandler;
 
  private:
-  absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
-                                 MethodCall& call) override {
+  absl::StatusOr<Request> DecodeFor(cache::CacheStore& store, const MessageBytes& message,
+                                    MethodCall& call) override {
     RAPT_ASSIGN_OR_RETURN(DecodedAttend decoded, DecodeAttendCached(message));
     RAPT_ASSIGN_OR_RETURN(Request request,
                           attention_.Start(store, call.call().caller(), std::move(decoded.call)));
@@ -57,25 +51,23 @@ class AttendCachedHandler final : public ComputedHandler {
     return request;
   }
 
-  void OnResult(Result result, MethodCall& call) override {
-    call.call().Record(result);
-    if (!result.status.ok()) return call.End(std::move(result.status));
+  ResponseMessage Encode(const Result& result, MethodCall&) override {
     ResponseMessage response = EncodeAttendCached(*operator_, attention_.results(), result);
     attention_.Release();
-    call.Respond(std::move(response));
+    return response;
   }
 
   cache::CachedAttention attention_;
   std::shared_ptr<const TensorOperator> operator_;
 };
 
-class AppendHandler final : public ComputedHandler {
+class AppendHandler final : public CacheHandler {
  public:
-  using ComputedHandler::ComputedHandler;
+  using CacheHandler::CacheHandler;
 
  private:
-  absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
-                                 MethodCall& call) override {
+  absl::StatusOr<Request> DecodeFor(cache::CacheStore& store, const MessageBytes& message,
+                                    MethodCall& call) override {
     RAPT_ASSIGN_OR_RETURN(DecodedAppend decoded, DecodeAppend(message));
     absl::StatusOr<Request> request =
         append_.Start(store, call.call().caller(), std::move(decoded.parts), decoded.partial);
@@ -83,24 +75,22 @@ class AppendHandler final : public ComputedHandler {
     return request;
   }
 
-  void OnResult(Result result, MethodCall& call) override {
-    call.call().Record(result);
-    if (!result.status.ok()) return call.End(std::move(result.status));
+  ResponseMessage Encode(const Result&, MethodCall&) override {
     ResponseMessage response = EncodeAppend(append_.results());
     append_.Release();
-    call.Respond(std::move(response));
+    return response;
   }
 
   cache::CachedAppend append_;
 };
 
-class DiagnoseCachedHandler final : public ComputedHandler {
+class DiagnoseCachedHandler final : public CacheHandler {
  public:
-  using ComputedHandler::ComputedHandler;
+  using CacheHandler::CacheHandler;
 
  private:
-  absl::StatusOr<Request> Decode(const MessageBytes& message, cache::CacheStore& store,
-                                 MethodCall& call) override {
+  absl::StatusOr<Request> DecodeFor(cache::CacheStore& store, const MessageBytes& message,
+                                    MethodCall& call) override {
     RAPT_ASSIGN_OR_RETURN(DecodedAttend decoded, DecodeAttendCached(message));
     absl::StatusOr<Request> request =
         diagnosis_.Start(store, call.call().caller(), std::move(decoded.call));
@@ -108,9 +98,10 @@ class DiagnoseCachedHandler final : public ComputedHandler {
     return request;
   }
 
-  void OnResult(Result result, MethodCall& call) override {
-    if (!result.status.ok()) return call.End(std::move(result.status));
-    call.Respond(EncodeDiagnosis(diagnosis_, call.call().engine().plan_options()));
+  void Record(const Result&, MethodCall&) override {}  // as Diagnose of other calls
+
+  ResponseMessage Encode(const Result&, MethodCall& call) override {
+    return EncodeDiagnosis(diagnosis_, call.call().engine().plan_options());
   }
 
   cache::CachedDiagnosis diagnosis_;
@@ -130,6 +121,51 @@ absl::Status Answer(const absl::StatusOr<cache::CacheList>& list, v1::Caches& re
   return list.status();
 }
 
+absl::Status Create(cache::CacheStore& store, const std::string& caller,
+                    const v1::CreateRequest& request, v1::Cache& response) {
+  RAPT_ASSIGN_OR_RETURN(const cache::CacheSpec spec, DecodeCreate(request));
+  return Answer(store.Create(caller, spec), response);
+}
+
+absl::Status Fork(cache::CacheStore& store, const std::string& caller,
+                  const v1::ForkRequest& request, v1::Cache& response) {
+  return Answer(store.Fork(caller, DecodeFork(request)), response);
+}
+
+absl::Status Truncate(cache::CacheStore& store, const std::string& caller,
+                      const v1::TruncateRequest& request, v1::Cache& response) {
+  return Answer(store.Truncate(caller, request.cache(), request.length(), request.generation()),
+                response);
+}
+
+absl::Status List(cache::CacheStore& store, const std::string& caller,
+                  const v1::ListRequest& request, v1::Caches& response) {
+  return Answer(
+      store.List(caller, request.page_size(), request.page_token(), request.name_prefix()),
+      response);
+}
+
+// Renew, Close and Get, which have the same messages.
+template <auto run>
+absl::Status OnIds(cache::CacheStore& store, const std::string& caller, const v1::Ids& request,
+                   v1::Caches& response) {
+  RAPT_ASSIGN_OR_RETURN(const std::vector<std::string> ids, DecodeIds(request));
+  return Answer((store.*run)(caller, ids), response);
+}
+
+// A method without tensors.
+template <typename ProtoRequest, typename ProtoResponse>
+UnaryMethod OnStore(cache::CacheStore* store,
+                    absl::Status (*respond)(cache::CacheStore&, const std::string&,
+                                            const ProtoRequest&, ProtoResponse&)) {
+  return SmallMethod<ProtoRequest, ProtoResponse>(
+      [store, respond](const std::string& caller, const ProtoRequest& request,
+                       ProtoResponse& response) {
+        return store == nullptr ? NoCaches() : respond(*store, caller, request, response);
+      },
+      {});
+}
+
 }  // namespace
 
 absl::Status NoCaches() {
@@ -139,9 +175,6 @@ absl::Status NoCaches() {
 
 CacheMethods::CacheMethods(cache::CacheStore* store, const CallObserverFactory& observe)
     : store_(store),
-      renew_{store, &cache::CacheStore::Renew},
-      close_{store, &cache::CacheStore::Close},
-      get_{store, &cache::CacheStore::Get},
       observe_(observe),
       observe_export_(observe(NameOf("Export"))),
       observe_import_(observe(NameOf("Import"))) {}
@@ -157,22 +190,20 @@ void CacheMethods::AddTo(StreamMethods& methods, const CallEnvironment& environm
 
 void CacheMethods::AddTo(UnaryMethods& methods) {
   constexpr int64_t kMaxIdsBytes = 128 * 1024;  // of 1024 ids
-  const auto add_of_ids = [&](absl::string_view method, const OnIds& service) {
-    UnaryMethod& unary = methods[absl::StrCat("/", NameOf(method))];
-    unary = SmallMethod<v1::Ids, v1::Caches>(service, observe_(NameOf(method)));
-    unary.traits.max_small_bytes = kMaxIdsBytes;
-  };
-  const auto add = [&](absl::string_view method, UnaryMethod unary) {
+  const auto add = [&](absl::string_view method, UnaryMethod unary) -> UnaryMethod& {
     unary.observe = observe_(NameOf(method));
-    methods[absl::StrCat("/", NameOf(method))] = std::move(unary);
+    return methods[absl::StrCat("/", NameOf(method))] = std::move(unary);
   };
-  add("Create", SmallMethod<v1::CreateRequest, v1::Cache>(*this, {}));
-  add("Fork", SmallMethod<v1::ForkRequest, v1::Cache>(*this, {}));
-  add("Truncate", SmallMethod<v1::TruncateRequest, v1::Cache>(*this, {}));
-  add_of_ids("Renew", renew_);
-  add_of_ids("Close", close_);
-  add_of_ids("Get", get_);
-  add("List", SmallMethod<v1::ListRequest, v1::Caches>(*this, {}));
+  const auto add_of_ids = [&](absl::string_view method, UnaryMethod unary) {
+    add(method, std::move(unary)).traits.max_small_bytes = kMaxIdsBytes;
+  };
+  add("Create", OnStore(store_, Create));
+  add("Fork", OnStore(store_, Fork));
+  add("Truncate", OnStore(store_, Truncate));
+  add_of_ids("Renew", OnStore(store_, OnIds<&cache::CacheStore::Renew>));
+  add_of_ids("Close", OnStore(store_, OnIds<&cache::CacheStore::Close>));
+  add_of_ids("Get", OnStore(store_, OnIds<&cache::CacheStore::Get>));
+  add("List", OnStore(store_, List));
   // While caches live, their callers go on.
   constexpr MethodTraits kTraits = {.serves_while_draining = true};
   add("Append", {.traits = kTraits,
@@ -182,41 +213,6 @@ void CacheMethods::AddTo(UnaryMethods& methods) {
   add("Diagnose", {.traits = kTraits, .new_handler = [this] {
                      return std::make_unique<DiagnoseCachedHandler>(store_);
                    }});
-}
-
-absl::Status CacheMethods::Respond(const std::string& caller, const v1::CreateRequest& request,
-                                   v1::Cache& response) const {
-  if (store_ == nullptr) return NoCaches();
-  RAPT_ASSIGN_OR_RETURN(const cache::CacheSpec spec, DecodeCreate(request));
-  return Answer(store_->Create(caller, spec), response);
-}
-
-absl::Status CacheMethods::Respond(const std::string& caller, const v1::ForkRequest& request,
-                                   v1::Cache& response) const {
-  if (store_ == nullptr) return NoCaches();
-  return Answer(store_->Fork(caller, DecodeFork(request)), response);
-}
-
-absl::Status CacheMethods::Respond(const std::string& caller, const v1::TruncateRequest& request,
-                                   v1::Cache& response) const {
-  if (store_ == nullptr) return NoCaches();
-  return Answer(store_->Truncate(caller, request.cache(), request.length(), request.generation()),
-                response);
-}
-
-absl::Status CacheMethods::Respond(const std::string& caller, const v1::ListRequest& request,
-                                   v1::Caches& response) const {
-  if (store_ == nullptr) return NoCaches();
-  return Answer(
-      store_->List(caller, request.page_size(), request.page_token(), request.name_prefix()),
-      response);
-}
-
-absl::Status CacheMethods::OnIds::Respond(const std::string& caller, const v1::Ids& request,
-                                          v1::Caches& response) const {
-  if (store == nullptr) return NoCaches();
-  RAPT_ASSIGN_OR_RETURN(const std::vector<std::string> ids, DecodeIds(request));
-  return Answer((store->*run)(caller, ids), response);
 }
 
 }  // namespace rapt::native

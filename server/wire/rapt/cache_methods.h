@@ -31,31 +31,8 @@ class CacheMethods {
   // Adds Export and Import. REQUIRES: this and `environment` outlive them.
   void AddTo(StreamMethods& methods, const CallEnvironment& environment);
 
-  // The methods without tensors. `caller` owns the caches.
-  absl::Status Respond(const std::string& caller, const v1::CreateRequest& request,
-                       v1::Cache& response) const;
-  absl::Status Respond(const std::string& caller, const v1::ForkRequest& request,
-                       v1::Cache& response) const;
-  absl::Status Respond(const std::string& caller, const v1::TruncateRequest& request,
-                       v1::Cache& response) const;
-  absl::Status Respond(const std::string& caller, const v1::ListRequest& request,
-                       v1::Caches& response) const;
-
  private:
-  // Renew, Close and Get, which have the same messages.
-  struct OnIds {
-    using Run = absl::StatusOr<cache::CacheList> (cache::CacheStore::*)(
-        const std::string& owner, absl::Span<const std::string> ids);
-
-    absl::Status Respond(const std::string& caller, const v1::Ids& request,
-                         v1::Caches& response) const;
-
-    cache::CacheStore* store;
-    Run run;
-  };
-
   cache::CacheStore* const store_;
-  const OnIds renew_, close_, get_;
   const CallObserverFactory observe_;
   const CallObserver observe_export_, observe_import_;
 };

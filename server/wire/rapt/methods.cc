@@ -19,63 +19,50 @@ namespace rapt::native {
 namespace {
 
 // Of Attend and AttendBackward, which differ in their messages.
-class AttendHandler final : public MessageHandler {
+class AttendHandler final : public ComputedHandler {
  public:
-  using Decode = absl::StatusOr<DecodedCall> (*)(const MessageBytes&, const SharedMemory&);
+  using DecodeMessage = absl::StatusOr<DecodedCall> (*)(const MessageBytes&, const SharedMemory&);
 
-  AttendHandler(Decode decode, const SharedMemory& shared_memory)
+  AttendHandler(DecodeMessage decode, const SharedMemory& shared_memory)
       : decode_(decode), shared_memory_(shared_memory) {}
 
  private:
-  void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<DecodedCall> decoded = decode_(message, shared_memory_);
-    if (!decoded.ok()) return call.End(decoded.status());
-    const absl::StatusOr<int64_t> encoding = call.EncodingBytes(OutputsInResponse(*decoded));
-    if (!encoding.ok()) return call.End(encoding.status());
-    Request& request = decoded->request;
-    request.encoding_bytes = *encoding;
-    call_ = request.call;
-    places_ = decoded->fields.places();
-    call.call().Bind(request);
-    call.call().engine().Submit(
-        std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
+  absl::StatusOr<Request> Decode(const MessageBytes& message, MethodCall& call) override {
+    RAPT_ASSIGN_OR_RETURN(DecodedCall decoded, decode_(message, shared_memory_));
+    RAPT_ASSIGN_OR_RETURN(decoded.request.encoding_bytes,
+                          call.EncodingBytes(OutputsInResponse(decoded)));
+    call_ = decoded.request.call;
+    places_ = decoded.fields.places();
+    return std::move(decoded.request);
   }
 
-  void OnResult(Result result, MethodCall& call) const {
-    call.call().Record(result);
-    if (!result.status.ok()) return call.End(std::move(result.status));
-    call.Respond(EncodeResult(call_, places_, result));
+  ResponseMessage Encode(const Result& result, MethodCall&) override {
+    return EncodeResult(call_, places_, result);
   }
 
-  const Decode decode_;
+  const DecodeMessage decode_;
   const SharedMemory& shared_memory_;
   ResolvedCall call_;
   v1::OutputPlaces places_;
 };
 
-class OperatorHandler final : public MessageHandler {
+class OperatorHandler final : public ComputedHandler {
  public:
   OperatorHandler(const OperatorCodec& codec, const SharedMemory& shared_memory)
       : codec_(codec), shared_memory_(shared_memory) {}
 
  private:
-  void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<Request> request = codec_.Decode(message, shared_memory_);
-    if (!request.ok()) return call.End(request.status());
-    operator_ = request->tensor_operator;
-    outputs_ = request->Outputs();
-    const absl::StatusOr<int64_t> encoding = call.EncodingBytes(OutputsOf(*operator_, outputs_));
-    if (!encoding.ok()) return call.End(encoding.status());
-    request->encoding_bytes = *encoding;
-    call.call().Bind(*request);
-    call.call().engine().Submit(
-        *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
+  absl::StatusOr<Request> Decode(const MessageBytes& message, MethodCall& call) override {
+    RAPT_ASSIGN_OR_RETURN(Request request, codec_.Decode(message, shared_memory_));
+    operator_ = request.tensor_operator;
+    outputs_ = request.Outputs();
+    RAPT_ASSIGN_OR_RETURN(request.encoding_bytes,
+                          call.EncodingBytes(OutputsOf(*operator_, outputs_)));
+    return request;
   }
 
-  void OnResult(Result result, MethodCall& call) const {
-    call.call().Record(result);
-    if (!result.status.ok()) return call.End(std::move(result.status));
-    call.Respond(codec_.Encode(*operator_, outputs_, result));
+  ResponseMessage Encode(const Result& result, MethodCall&) override {
+    return codec_.Encode(*operator_, outputs_, result);
   }
 
   const OperatorCodec& codec_;
@@ -142,49 +129,35 @@ std::string PathOf(absl::string_view method) { return absl::StrCat("/", MethodNa
 
 Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_memory,
                  const ModelRepository* repository, const cache::CacheStore* caches,
-                 const CallObserverFactory& observe)
+                 CallObserverFactory observe)
     : environment_(environment),
       shared_memory_(shared_memory),
       repository_(repository),
       caches_(caches),
-      observe_attend_(observe(MethodName("Attend"))),
-      observe_attend_backward_(observe(MethodName("AttendBackward"))),
-      observe_attend_stream_(observe(MethodName("AttendStream"))),
-      observe_linear_attend_stream_(observe(MethodName("LinearAttendStream"))),
-      observe_diagnose_(observe(MethodName("Diagnose"))),
-      observe_estimate_memory_(observe(MethodName("EstimateMemory"))),
-      observe_get_server_info_(observe(MethodName("GetServerInfo"))) {
+      observe_(std::move(observe)),
+      observe_attend_stream_(observe_(MethodName("AttendStream"))),
+      observe_linear_attend_stream_(observe_(MethodName("LinearAttendStream"))) {
   AttendSchema();  // checks the tables at startup, not at the first request
-  for (const OperatorCodec& codec : OperatorCodecs()) {
-    observe_operators_.push_back(observe(MethodName(codec.schema().method)));
-  }
 }
 
 void Methods::AddTo(UnaryMethods& methods) {
-  methods[PathOf("Attend")] = {.observe = observe_attend_, .new_handler = [this] {
-                                 return std::make_unique<AttendHandler>(DecodeAttend,
-                                                                        shared_memory_);
-                               }};
-  methods[PathOf("AttendBackward")] = {.observe = observe_attend_backward_, .new_handler = [this] {
-                                         return std::make_unique<AttendHandler>(DecodeBackward,
-                                                                                shared_memory_);
-                                       }};
-  for (size_t n = 0; n < OperatorCodecs().size(); ++n) {
-    const OperatorCodec& codec = OperatorCodecs()[n];
-    methods[PathOf(codec.schema().method)] = {
-        .observe = observe_operators_[n], .new_handler = [this, &codec] {
-          return std::make_unique<OperatorHandler>(codec, shared_memory_);
-        }};
+  const auto add = [&](absl::string_view name, auto new_handler) {
+    methods[PathOf(name)] = {.observe = observe_(MethodName(name)),
+                             .new_handler = std::move(new_handler)};
+  };
+  const SharedMemory& memory = shared_memory_;
+  add("Attend", [&memory] { return std::make_unique<AttendHandler>(DecodeAttend, memory); });
+  add("AttendBackward",
+      [&memory] { return std::make_unique<AttendHandler>(DecodeBackward, memory); });
+  for (const OperatorCodec& codec : OperatorCodecs()) {
+    add(codec.schema().method,
+        [&codec, &memory] { return std::make_unique<OperatorHandler>(codec, memory); });
   }
-  methods[PathOf("Diagnose")] = {.observe = observe_diagnose_, .new_handler = [this] {
-                                   return std::make_unique<DiagnoseHandler>(shared_memory_);
-                                 }};
+  add("Diagnose", [&memory] { return std::make_unique<DiagnoseHandler>(memory); });
   methods[PathOf("EstimateMemory")] =
-      SmallMethod<v1::EstimateMemoryRequest, v1::EstimateMemoryResponse>(*this,
-                                                                         observe_estimate_memory_);
+      SmallMethod(*this, &Methods::EstimateMemory, observe_(MethodName("EstimateMemory")));
   methods[PathOf("GetServerInfo")] =
-      SmallMethod<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(*this,
-                                                                       observe_get_server_info_);
+      SmallMethod(*this, &Methods::GetServerInfo, observe_(MethodName("GetServerInfo")));
 }
 
 void Methods::AddTo(StreamMethods& methods) {
@@ -196,13 +169,13 @@ void Methods::AddTo(StreamMethods& methods) {
   };
 }
 
-absl::Status Methods::Respond(const v1::EstimateMemoryRequest& request,
-                              v1::EstimateMemoryResponse& response) const {
+absl::Status Methods::EstimateMemory(const v1::EstimateMemoryRequest& request,
+                                     v1::EstimateMemoryResponse& response) const {
   return native::EstimateMemory(request, environment_.engine.plan_options(), repository_, response);
 }
 
-absl::Status Methods::Respond(const v1::GetServerInfoRequest&,
-                              v1::GetServerInfoResponse& response) const {
+absl::Status Methods::GetServerInfo(const v1::GetServerInfoRequest&,
+                                    v1::GetServerInfoResponse& response) const {
   const Engine& engine = environment_.engine;
   DescribeServer(engine.plan_options(), response);
   response.set_memory_budget_bytes(engine.gate().capacity_bytes());

@@ -25,31 +25,26 @@ class Methods {
   // Null `repository`: the server has no layers. Null `caches`: it keeps none.
   Methods(const CallEnvironment& environment, const SharedMemory& shared_memory,
           const ModelRepository* repository, const cache::CacheStore* caches,
-          const CallObserverFactory& observe);
+          CallObserverFactory observe);
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
   // Adds AttendStream. REQUIRES: this outlives it.
   void AddTo(StreamMethods& methods);
 
-  const CallObserver& observe_estimate_memory() const { return observe_estimate_memory_; }
-  const CallObserver& observe_get_server_info() const { return observe_get_server_info_; }
-
-  // The methods without tensors.
-  absl::Status Respond(const v1::EstimateMemoryRequest& request,
-                       v1::EstimateMemoryResponse& response) const;
-  absl::Status Respond(const v1::GetServerInfoRequest& request,
-                       v1::GetServerInfoResponse& response) const;
-
  private:
+  // The methods without tensors.
+  absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request,
+                              v1::EstimateMemoryResponse& response) const;
+  absl::Status GetServerInfo(const v1::GetServerInfoRequest& request,
+                             v1::GetServerInfoResponse& response) const;
+
   const CallEnvironment& environment_;
   const SharedMemory& shared_memory_;
   const ModelRepository* const repository_;
   const cache::CacheStore* const caches_;
-  const CallObserver observe_attend_, observe_attend_backward_, observe_attend_stream_,
-      observe_linear_attend_stream_, observe_diagnose_, observe_estimate_memory_,
-      observe_get_server_info_;
-  std::vector<CallObserver> observe_operators_;  // in the order of OperatorCodecs()
+  const CallObserverFactory observe_;
+  const CallObserver observe_attend_stream_, observe_linear_attend_stream_;
 };
 
 }  // namespace rapt::native
