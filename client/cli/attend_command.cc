@@ -127,15 +127,14 @@ ExitCode Attend(AttendFlags flags) {
                                              {"lse", PathIn(flags.lse)}});
   if (valid.ok()) valid = CheckPass(flags);
   if (!valid.ok()) return FailUsage(valid);
-  absl::StatusOr<LoadedCall> loaded = LoadCall(flags.call);
-  if (!loaded.ok()) return FailUsage(loaded.status());
-  valid = flags.is_backward() ? CheckGradients(flags, loaded->backward())
-                              : SelectOutputs(flags, loaded->attributes);
+  RAPT_ASSIGN_OR_EXIT(LoadedCall loaded, FailUsage, LoadCall(flags.call));
+  valid = flags.is_backward() ? CheckGradients(flags, loaded.backward())
+                              : SelectOutputs(flags, loaded.attributes);
   if (!valid.ok()) return FailUsage(valid);
-  const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(flags.call);
-  if (!caller.ok()) return FailConnect(caller.status());
+  RAPT_ASSIGN_OR_EXIT(const std::unique_ptr<AttentionCaller> caller, FailConnect,
+                      NewCaller(flags.call));
   const auto compute = flags.is_backward() ? Backward : Forward;
-  return ComputeAndReport([&] { return compute(flags, *loaded, **caller); }, flags.json);
+  return ComputeAndReport([&] { return compute(flags, loaded, *caller); }, flags.json);
 }
 
 std::vector<Flag> Table(AttendFlags& flags) {
@@ -233,7 +232,7 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
     const std::string help = "--help";  // alone: the flag that chooses the kind may have no value
     return kind->run({&help, 1});
   }
-  if (absl::Status status = CheckKind(*kind, names); !status.ok()) return FailUsage(status);
+  RAPT_EXIT_IF_ERROR(FailUsage, CheckKind(*kind, names));
   return kind->run(arguments);
 }
 

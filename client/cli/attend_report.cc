@@ -93,9 +93,7 @@ ExitCode ComputeAndReport(absl::FunctionRef<absl::StatusOr<Report>()> compute, b
   const std::chrono::duration<double, std::milli> elapsed =
       std::chrono::steady_clock::now() - start;
   if (!report.ok()) return FailCall(report.status());
-  if (absl::Status written = WriteOutputs(report->outputs); !written.ok()) {
-    return FailUsage(written);
-  }
+  RAPT_EXIT_IF_ERROR(FailUsage, WriteOutputs(report->outputs));
   (json ? PrintJson : Print)(*report, elapsed.count());
   return ExitCode::kOk;
 }

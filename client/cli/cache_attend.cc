@@ -92,21 +92,18 @@ absl::StatusOr<Report> Attend(const AttendFlags& flags, client::Cache& cache,
 }
 
 ExitCode Attend(AttendFlags& flags) {
-  if (absl::Status valid = Check(flags); !valid.ok()) return FailUsage(valid);
-  const absl::StatusOr<LoadedStep> step = Load(flags);
-  if (!step.ok()) return FailUsage(step.status());
+  RAPT_EXIT_IF_ERROR(FailUsage, Check(flags));
+  RAPT_ASSIGN_OR_EXIT(const LoadedStep step, FailUsage, Load(flags));
   const CacheFlags& common = flags.query.flags;
-  const auto server = Connect(common.server);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<CacheInfo> info =
-      FindCache(**server, common.operands[0], flags.query.expected);
-  if (!info.ok()) return FailCall(info.status());
-  client::CacheAttendCall call = CallOf(flags.query, step->query);
-  if (step->k) call.k = step->k->view();
-  if (step->v) call.v = step->v->view();
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(common.server));
+  RAPT_ASSIGN_OR_EXIT(const CacheInfo info, FailCall,
+                      FindCache(*server, common.operands[0], flags.query.expected));
+  client::CacheAttendCall call = CallOf(flags.query, step.query);
+  if (step.k) call.k = step.k->view();
+  if (step.v) call.v = step.v->view();
   call.wants_lse = flags.lse.has_value();
   if (flags.float_output) call.output = client::DType::kFloat32;
-  client::Cache cache = client::BorrowCache(**server, *info);
+  client::Cache cache = client::BorrowCache(*server, info);
   return ComputeAndReport([&] { return Attend(flags, cache, call); }, common.json);
 }
 
@@ -125,20 +122,16 @@ ExitCode RunCacheAppend(CommandArguments arguments) {
       .max_operands = 3};
   line.flags.push_back({"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype});
   if (const auto done = flags.Parse(line, arguments, 3)) return *done;
-  if (absl::Status status = ValidateDTypeFlag(dtype); !status.ok()) return FailUsage(status);
-  const absl::StatusOr<LoadedTensor> k = LoadTensor(flags.operands[1], "k", dtype);
-  if (!k.ok()) return FailUsage(k.status());
-  const absl::StatusOr<LoadedTensor> v = LoadTensor(flags.operands[2], "v", dtype);
-  if (!v.ok()) return FailUsage(v.status());
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<CacheInfo> info = FindCache(**server, flags.operands[0], expected);
-  if (!info.ok()) return FailCall(info.status());
-  const absl::StatusOr<client::CacheItemResult> result =
-      client::BorrowCache(**server, *info)
-          .Append(static_cast<int32_t>(expected.layer), k->view(), v->view());
-  if (!result.ok()) return FailCall(result.status());
-  PrintAppended(*info, expected, *result, flags.json);
+  RAPT_EXIT_IF_ERROR(FailUsage, ValidateDTypeFlag(dtype));
+  RAPT_ASSIGN_OR_EXIT(const LoadedTensor k, FailUsage, LoadTensor(flags.operands[1], "k", dtype));
+  RAPT_ASSIGN_OR_EXIT(const LoadedTensor v, FailUsage, LoadTensor(flags.operands[2], "v", dtype));
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
+  RAPT_ASSIGN_OR_EXIT(const CacheInfo info, FailCall,
+                      FindCache(*server, flags.operands[0], expected));
+  RAPT_ASSIGN_OR_EXIT(const client::CacheItemResult result, FailCall,
+                      client::BorrowCache(*server, info)
+                          .Append(static_cast<int32_t>(expected.layer), k.view(), v.view()));
+  PrintAppended(info, expected, result, flags.json);
   return ExitCode::kOk;
 }
 

@@ -72,14 +72,12 @@ ExitCode RunCreate(CommandArguments arguments) {
     return Fail(ExitCode::kUsage,
                 absl::StrFormat("--layers is %d; it must be from 1 to %d", layers, kMaxLayers));
   }
-  const auto lease_time = LeaseOf(lease);
-  if (!lease_time.ok()) return FailUsage(lease_time.status());
+  RAPT_ASSIGN_OR_EXIT(const auto lease_time, FailUsage, LeaseOf(lease));
   shape.layers = static_cast<int32_t>(layers);
   options.shapes = {shape};
-  options.lease = *lease_time;
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  return PrintMade(client::CreateCache(**server, options), flags.json);
+  options.lease = lease_time;
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
+  return PrintMade(client::CreateCache(*server, options), flags.json);
 }
 
 ExitCode RunFork(CommandArguments arguments) {
@@ -101,14 +99,12 @@ ExitCode RunFork(CommandArguments arguments) {
       .examples = {"rapt cache fork $ID", "rapt cache fork $ID --length 2 --json"},
       .max_operands = 1};
   if (const auto done = flags.Parse(line, arguments, 1)) return *done;
-  const auto lease_time = LeaseOf(lease);
-  if (!lease_time.ok()) return FailUsage(lease_time.status());
-  options.lease = *lease_time;
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<CacheInfo> info = FindCache(**server, flags.operands[0], expected);
-  if (!info.ok()) return FailCall(info.status());
-  return PrintMade(client::BorrowCache(**server, *info).Fork(options), flags.json);
+  RAPT_ASSIGN_OR_EXIT(const auto lease_time, FailUsage, LeaseOf(lease));
+  options.lease = lease_time;
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
+  RAPT_ASSIGN_OR_EXIT(const CacheInfo info, FailCall,
+                      FindCache(*server, flags.operands[0], expected));
+  return PrintMade(client::BorrowCache(*server, info).Fork(options), flags.json);
 }
 
 ExitCode RunTruncate(CommandArguments arguments) {
@@ -124,12 +120,11 @@ ExitCode RunTruncate(CommandArguments arguments) {
                    "rapt cache truncate $ID --length 0 --generation 1 --json"},
       .max_operands = 1};
   if (const auto done = flags.Parse(line, arguments, 1)) return *done;
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  absl::StatusOr<CacheInfo> info = FindCache(**server, flags.operands[0], expected);
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
+  absl::StatusOr<CacheInfo> info = FindCache(*server, flags.operands[0], expected);
   if (!info.ok()) return FailCall(info.status());
-  client::Cache cache = client::BorrowCache(**server, *info);
-  if (absl::Status status = cache.Truncate(length); !status.ok()) return FailCall(status);
+  client::Cache cache = client::BorrowCache(*server, *info);
+  RAPT_EXIT_IF_ERROR(FailCall, cache.Truncate(length));
   if (!flags.json) {
     absl::PrintF("generation %d\n", cache.generation());
     return ExitCode::kOk;
@@ -149,17 +144,15 @@ ExitCode RunList(CommandArguments arguments) {
       .flags = {{"prefix", "TEXT", "those whose names begin with TEXT", &prefix}},
       .examples = {"rapt cache list", "rapt cache list --prefix chat --json"}};
   if (const auto done = flags.Parse(line, arguments, 0)) return *done;
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  const auto caches = client::ListCaches(**server, prefix);
-  if (!caches.ok()) return FailCall(caches.status());
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
+  RAPT_ASSIGN_OR_EXIT(const auto caches, FailCall, client::ListCaches(*server, prefix));
   if (!flags.json) {
-    PrintTable(*caches);
+    PrintTable(caches);
     return ExitCode::kOk;
   }
   JsonWriter json;
   json.BeginObject().Key("caches").BeginArray();
-  for (const CacheInfo& cache : *caches) Write(cache, json);
+  for (const CacheInfo& cache : caches) Write(cache, json);
   std::puts(json.EndArray().EndObject().Take().c_str());
   return ExitCode::kOk;
 }
@@ -172,11 +165,9 @@ ExitCode RunShow(CommandArguments arguments) {
                          .examples = {"rapt cache show $ID", "rapt cache show $ID --json"},
                          .max_operands = 1};
   if (const auto done = flags.Parse(line, arguments, 1)) return *done;
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<CacheInfo> info = FindCache(**server, flags.operands[0], {});
-  if (!info.ok()) return FailCall(info.status());
-  (flags.json ? PrintJson : Print)(*info);
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
+  RAPT_ASSIGN_OR_EXIT(const CacheInfo info, FailCall, FindCache(*server, flags.operands[0], {}));
+  (flags.json ? PrintJson : Print)(info);
   return ExitCode::kOk;
 }
 
@@ -188,13 +179,11 @@ ExitCode RunClose(CommandArguments arguments) {
                          .examples = {"rapt cache close $ID", "rapt cache close $ID --json"},
                          .max_operands = kMaxIds};
   if (const auto done = flags.Parse(line, arguments, 1)) return *done;
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  const auto closed = client::CloseCaches(**server, flags.operands);
-  if (!closed.ok()) return FailCall(closed.status());
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
+  RAPT_ASSIGN_OR_EXIT(const auto closed, FailCall, client::CloseCaches(*server, flags.operands));
   JsonWriter json;
   json.BeginObject().Key("closed").BeginArray();
-  for (const CacheInfo& cache : closed->caches) {
+  for (const CacheInfo& cache : closed.caches) {
     if (flags.json) {
       Write(cache, json);
     } else {
@@ -202,10 +191,10 @@ ExitCode RunClose(CommandArguments arguments) {
     }
   }
   if (flags.json) std::puts(json.EndArray().EndObject().Take().c_str());
-  if (closed->missing.empty()) return ExitCode::kOk;
-  const client::MissingCache& first = closed->missing.front();
+  if (closed.missing.empty()) return ExitCode::kOk;
+  const client::MissingCache& first = closed.missing.front();
   return FailCall(absl::NotFoundError(
-      absl::StrCat(closed->missing.size(), " of ", flags.operands.size(),
+      absl::StrCat(closed.missing.size(), " of ", flags.operands.size(),
                    " caches are not found; first '", first.id, "': ", first.reason)));
 }
 

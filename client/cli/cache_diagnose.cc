@@ -19,17 +19,13 @@ ExitCode RunCacheDiagnose(CommandArguments arguments) {
                    "rapt cache diagnose $ID q.npy --layer 1 --at 2 --json"},
       .max_operands = 2};
   if (const auto done = flags.flags.Parse(line, arguments, 2)) return *done;
-  const absl::StatusOr<CacheQuery> query = LoadQuery(flags);
-  if (!query.ok()) return FailUsage(query.status());
-  const auto server = Connect(flags.flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<client::CacheInfo> info =
-      FindCache(**server, flags.flags.operands[0], flags.expected);
-  if (!info.ok()) return FailCall(info.status());
-  const absl::StatusOr<client::Diagnosis> diagnosis =
-      client::BorrowCache(**server, *info).Diagnose(CallOf(flags, *query));
-  if (!diagnosis.ok()) return FailCall(diagnosis.status());
-  (flags.flags.json ? PrintJson : Print)(*diagnosis);
+  RAPT_ASSIGN_OR_EXIT(const CacheQuery query, FailUsage, LoadQuery(flags));
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.flags.server));
+  RAPT_ASSIGN_OR_EXIT(const client::CacheInfo info, FailCall,
+                      FindCache(*server, flags.flags.operands[0], flags.expected));
+  RAPT_ASSIGN_OR_EXIT(const client::Diagnosis diagnosis, FailCall,
+                      client::BorrowCache(*server, info).Diagnose(CallOf(flags, query)));
+  (flags.flags.json ? PrintJson : Print)(diagnosis);
   return ExitCode::kOk;
 }
 

@@ -107,9 +107,8 @@ void PrintJson(const client::CacheInfo& cache) {
 ExitCode PrintMade(absl::StatusOr<client::Cache> made, bool json) {
   if (!made.ok()) return FailCall(made.status());
   if (json) {
-    const absl::StatusOr<client::CacheInfo> info = made->Refresh();
-    if (!info.ok()) return FailCall(info.status());
-    PrintJson(*info);
+    RAPT_ASSIGN_OR_EXIT(const client::CacheInfo info, FailCall, made->Refresh());
+    PrintJson(info);
     made->Release();
   } else {
     std::puts(made->Release().c_str());

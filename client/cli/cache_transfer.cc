@@ -80,20 +80,17 @@ ExitCode RunCacheExport(CommandArguments arguments) {
   if (path.empty() == to.empty()) {
     return Fail(ExitCode::kUsage, "one of --output and --to must be given, and not both");
   }
-  const absl::StatusOr<client::ImportOptions> options = import.Options();
-  if (!options.ok()) return FailUsage(options.status());
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<CacheInfo> info = FindCache(**server, flags.operands[0], expected);
-  if (!info.ok()) return FailCall(info.status());
+  RAPT_ASSIGN_OR_EXIT(const client::ImportOptions options, FailUsage, import.Options());
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
+  RAPT_ASSIGN_OR_EXIT(const CacheInfo info, FailCall,
+                      FindCache(*server, flags.operands[0], expected));
   const std::unique_ptr<client::CacheReader> from = client::ExportCache(
-      **server, {.id = info->id, .generation = info->generation, .chunk_tokens = chunk_tokens});
-  if (to.empty()) return ExportToFile(*from, *info, path, flags.json);
+      *server, {.id = info.id, .generation = info.generation, .chunk_tokens = chunk_tokens});
+  if (to.empty()) return ExportToFile(*from, info, path, flags.json);
   ServerFlags target_flags = flags.server;
   target_flags.address = to;
-  const auto target = Connect(target_flags);
-  if (!target.ok()) return FailConnect(target.status());
-  return PrintMade(client::ImportCache(**target, *from, *options), flags.json);
+  RAPT_ASSIGN_OR_EXIT(const auto target, FailConnect, Connect(target_flags));
+  return PrintMade(client::ImportCache(*target, *from, options), flags.json);
 }
 
 ExitCode RunCacheImport(CommandArguments arguments) {
@@ -109,13 +106,11 @@ ExitCode RunCacheImport(CommandArguments arguments) {
                    "rapt cache import chat.kvcache --name again --lease 60 --json"},
       .max_operands = 1};
   if (const auto done = flags.Parse(line, arguments, 1)) return *done;
-  const absl::StatusOr<client::ImportOptions> options = import.Options();
-  if (!options.ok()) return FailUsage(options.status());
-  const auto server = Connect(flags.server);
-  if (!server.ok()) return FailConnect(server.status());
+  RAPT_ASSIGN_OR_EXIT(const client::ImportOptions options, FailUsage, import.Options());
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.server));
   const std::string& path = flags.operands[0];
   absl::StatusOr<client::Cache> made =
-      client::ImportCache(**server, *client::ReadCacheFile(path), *options);
+      client::ImportCache(*server, *client::ReadCacheFile(path), options);
   const bool is_file_wrong = absl::IsInvalidArgument(made.status()) &&
                              absl::StartsWith(made.status().message(), path + ": ");
   if (is_file_wrong) return FailUsage(made.status());

@@ -320,29 +320,24 @@ ExitCode Run(const CompareFlags& flags) {
   absl::StatusOr<Renderer> render = static_cast<Renderer>(nullptr);
   if (flags.picture) render = RendererFor(*flags.picture);
   if (!render.ok()) return FailUsage(render.status());
-  const absl::StatusOr<LoadedCall> call = LoadCall(flags.call);
-  if (!call.ok()) return FailUsage(call.status());
-  LoadedCall without = *call;
-  const absl::StatusOr<std::string> removed = Remove(flags.without, without);
-  if (!removed.ok()) return FailUsage(removed.status());
-  const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(flags.call);
-  if (!caller.ok()) return FailConnect(caller.status());
-  absl::StatusOr<Weights> before = Compute(**caller, std::move(without));
-  if (!before.ok()) return FailCall(before.status());
-  absl::StatusOr<Weights> after = Compute(**caller, *call);
-  if (!after.ok()) return FailCall(after.status());
-  if (after->values.empty()) {
+  RAPT_ASSIGN_OR_EXIT(const LoadedCall call, FailUsage, LoadCall(flags.call));
+  LoadedCall without = call;
+  RAPT_ASSIGN_OR_EXIT(const std::string removed, FailUsage, Remove(flags.without, without));
+  RAPT_ASSIGN_OR_EXIT(const std::unique_ptr<AttentionCaller> caller, FailConnect,
+                      NewCaller(flags.call));
+  RAPT_ASSIGN_OR_EXIT(Weights before, FailCall, Compute(*caller, std::move(without)));
+  RAPT_ASSIGN_OR_EXIT(Weights after, FailCall, Compute(*caller, call));
+  if (after.values.empty()) {
     return FailUsage(Invalid("the call has no weights: an axis is 0"));
   }
 
-  const absl::StatusOr<Comparison> comparison =
-      Compare(flags, *removed, *std::move(before), *std::move(after));
-  if (!comparison.ok()) return FailUsage(comparison.status());
+  RAPT_ASSIGN_OR_EXIT(const Comparison comparison, FailUsage,
+                      Compare(flags, removed, std::move(before), std::move(after)));
   if (flags.picture) {
-    absl::Status written = WritePicture(flags, *comparison, *render);
+    absl::Status written = WritePicture(flags, comparison, *render);
     if (!written.ok()) return FailUsage(written);
   }
-  (flags.json ? PrintJson : Print)(flags, *comparison);
+  (flags.json ? PrintJson : Print)(flags, comparison);
   return ExitCode::kOk;
 }
 

@@ -285,10 +285,9 @@ ExitCode CompareAll(const CompareFlags& flags) {
   if (!flags.json) PrintHead(flags);
   std::fflush(stdout);  // or the children would print it again
   for (const int64_t length : flags.lengths) {
-    const absl::StatusOr<Comparison> comparison = Compare(flags, length);
-    if (!comparison.ok()) return FailCall(comparison.status());
-    comparisons.push_back(*comparison);
-    if (!flags.json) Print(*comparison);
+    RAPT_ASSIGN_OR_EXIT(const Comparison comparison, FailCall, Compare(flags, length));
+    comparisons.push_back(comparison);
+    if (!flags.json) Print(comparison);
   }
   flags.json ? PrintJson(flags, comparisons) : PrintTail(flags);
   const bool match = std::all_of(comparisons.begin(), comparisons.end(),
@@ -332,7 +331,7 @@ ExitCode RunCompareMemoryCommand(CommandArguments arguments) {
       .examples = {"rapt compare-memory", "rapt compare-memory --seq 512,1024 --chunk 128 --json"}};
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
-  if (absl::Status checked = CheckFlags(flags); !checked.ok()) return FailUsage(checked);
+  RAPT_EXIT_IF_ERROR(FailUsage, CheckFlags(flags));
   return CompareAll(flags);
 }
 

@@ -142,13 +142,10 @@ ExitCode RunDemoCommand(CommandArguments arguments) {
   line.flags.push_back({"json", "", "print the weights as JSON", &as_json});
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
-  const auto server = Connect(flags);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<WordAttention> full = Attend(**server, /*causal=*/false);
-  if (!full.ok()) return FailCall(full.status());
-  const absl::StatusOr<WordAttention> causal = Attend(**server, /*causal=*/true);
-  if (!causal.ok()) return FailCall(causal.status());
-  (as_json ? PrintJson : Print)(*full, *causal, flags.address);
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags));
+  RAPT_ASSIGN_OR_EXIT(const WordAttention full, FailCall, Attend(*server, /*causal=*/false));
+  RAPT_ASSIGN_OR_EXIT(const WordAttention causal, FailCall, Attend(*server, /*causal=*/true));
+  (as_json ? PrintJson : Print)(full, causal, flags.address);
   return ExitCode::kOk;
 }
 

@@ -36,15 +36,13 @@ ExitCode RunDiagnoseCommand(CommandArguments arguments) {
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   if (!operands.empty()) flags.sources.archive = operands.front();
 
-  const absl::StatusOr<LoadedCall> loaded = LoadCall(flags);
-  if (!loaded.ok()) return FailUsage(loaded.status());
-  const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(flags);
-  if (!caller.ok()) return FailConnect(caller.status());
+  RAPT_ASSIGN_OR_EXIT(const LoadedCall loaded, FailUsage, LoadCall(flags));
+  RAPT_ASSIGN_OR_EXIT(const std::unique_ptr<AttentionCaller> caller, FailConnect, NewCaller(flags));
   const bool is_backward = flags.sources.files[Role::kOutputGradient].has_value();
-  const absl::StatusOr<client::Diagnosis> diagnosis =
-      is_backward ? (*caller)->Diagnose(loaded->backward()) : (*caller)->Diagnose(loaded->call());
-  if (!diagnosis.ok()) return FailCall(diagnosis.status());
-  (as_json ? PrintJson : Print)(*diagnosis);
+  RAPT_ASSIGN_OR_EXIT(
+      const client::Diagnosis diagnosis, FailCall,
+      is_backward ? caller->Diagnose(loaded.backward()) : caller->Diagnose(loaded.call()));
+  (as_json ? PrintJson : Print)(diagnosis);
   return ExitCode::kOk;
 }
 

@@ -143,25 +143,19 @@ void PrintJson(const std::vector<GradientCheck>& checks, bool has_elements) {
 ExitCode Gradcheck(const GradcheckFlags& flags) {
   CallFlags call = flags.call;
   std::mt19937_64 random(flags.draw);
-  if (absl::Status drawn = DrawInputs(flags, random, &call.sources); !drawn.ok()) {
-    return FailUsage(drawn);
-  }
-  absl::StatusOr<LoadedCall> loaded = LoadCall(call);
-  if (!loaded.ok()) return FailUsage(loaded.status());
-  MakeMovable(*loaded);
-  SelectGradients(*loaded);
-  if (absl::Status known = CheckGradients(loaded->backward()); !known.ok()) return FailUsage(known);
-  const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(call);
-  if (!caller.ok()) return FailConnect(caller.status());
-  if (absl::Status drawn = DrawOutputGradients(*loaded, random, **caller); !drawn.ok()) {
-    return FailCall(drawn);
-  }
+  RAPT_EXIT_IF_ERROR(FailUsage, DrawInputs(flags, random, &call.sources));
+  RAPT_ASSIGN_OR_EXIT(LoadedCall loaded, FailUsage, LoadCall(call));
+  MakeMovable(loaded);
+  SelectGradients(loaded);
+  RAPT_EXIT_IF_ERROR(FailUsage, CheckGradients(loaded.backward()));
+  RAPT_ASSIGN_OR_EXIT(const std::unique_ptr<AttentionCaller> caller, FailConnect, NewCaller(call));
+  RAPT_EXIT_IF_ERROR(FailCall, DrawOutputGradients(loaded, random, *caller));
 
-  const auto checks = flags.all ? CheckElements(**caller, loaded->backward())
-                                : CheckDirections(**caller, loaded->backward(), random);
-  if (!checks.ok()) return FailCall(checks.status());
-  (flags.json ? PrintJson : Print)(*checks, flags.all);
-  const bool passed = std::all_of(checks->begin(), checks->end(),
+  RAPT_ASSIGN_OR_EXIT(const auto checks, FailCall,
+                      flags.all ? CheckElements(*caller, loaded.backward())
+                                : CheckDirections(*caller, loaded.backward(), random));
+  (flags.json ? PrintJson : Print)(checks, flags.all);
+  const bool passed = std::all_of(checks.begin(), checks.end(),
                                   [](const GradientCheck& check) { return check.passed; });
   return passed ? ExitCode::kOk
                 : Fail(ExitCode::kCallFailed, "a gradient is not the slope of the forward pass");

@@ -130,11 +130,9 @@ ExitCode RunInfoCommand(CommandArguments arguments) {
   line.flags.push_back({"json", "", "print the report as JSON", &as_json});
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
-  const auto server = Connect(flags);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<client::ServerInfo> info = (*server)->GetServerInfo();
-  if (!info.ok()) return FailCall(info.status());
-  (as_json ? PrintJson : Print)(*info, flags.address);
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags));
+  RAPT_ASSIGN_OR_EXIT(const client::ServerInfo info, FailCall, server->GetServerInfo());
+  (as_json ? PrintJson : Print)(info, flags.address);
   return ExitCode::kOk;
 }
 

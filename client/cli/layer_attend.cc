@@ -143,13 +143,12 @@ absl::StatusOr<Report> Send(const LayerFlags& flags, const LoadedInputs& loaded,
 }
 
 ExitCode Attend(LayerFlags flags) {
-  if (absl::Status valid = CheckFlags(flags); !valid.ok()) return FailUsage(valid);
-  const absl::StatusOr<LoadedInputs> loaded = Load(flags);
-  if (!loaded.ok()) return FailUsage(loaded.status());
-  const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
-  if (!server.ok()) return FailConnect(server.status());
+  RAPT_EXIT_IF_ERROR(FailUsage, CheckFlags(flags));
+  RAPT_ASSIGN_OR_EXIT(const LoadedInputs loaded, FailUsage, Load(flags));
+  RAPT_ASSIGN_OR_EXIT(const std::unique_ptr<client::Client> server, FailConnect,
+                      flags.caller.Connect());
   const auto compute = [&] {
-    return flags.caller.local ? ComputeHere(flags, *loaded) : Send(flags, *loaded, **server);
+    return flags.caller.local ? ComputeHere(flags, loaded) : Send(flags, loaded, *server);
   };
   return ComputeAndReport(compute, flags.json);
 }

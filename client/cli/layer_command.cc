@@ -191,21 +191,19 @@ ExitCode RunLayerCommand(CommandArguments arguments) {
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   if (operands.empty()) return Fail(ExitCode::kUsage, "no folder given");
-  const absl::StatusOr<LayerFolder> folder = OpenLayerFolder(operands.front());
-  if (!folder.ok()) return FailUsage(folder.status());
-  const std::vector<FoundLayer> layers = FindLayers(folder->config, *folder->file);
-  if (by_tensor && !as_json && !prefix && HasLayersElsewhere(*folder, layers)) {
-    PrintLayers(*folder, layers);
+  RAPT_ASSIGN_OR_EXIT(const LayerFolder folder, FailUsage, OpenLayerFolder(operands.front()));
+  const std::vector<FoundLayer> layers = FindLayers(folder.config, *folder.file);
+  if (by_tensor && !as_json && !prefix && HasLayersElsewhere(folder, layers)) {
+    PrintLayers(folder, layers);
     return ExitCode::kOk;
   }
-  const absl::StatusOr<LayerFiles> layer = ReadLayerFiles(folder->config, *folder->file, prefix);
-  if (!layer.ok()) return FailUsage(layer.status());
-  const absl::StatusOr<int64_t> bytes = LayerBytes(layer->config, layer->weights);
-  if (!bytes.ok()) return FailUsage(bytes.status());
+  RAPT_ASSIGN_OR_EXIT(const LayerFiles layer, FailUsage,
+                      ReadLayerFiles(folder.config, *folder.file, prefix));
+  RAPT_ASSIGN_OR_EXIT(const int64_t bytes, FailUsage, LayerBytes(layer.config, layer.weights));
   if (as_json) {
-    absl::PrintF("%s\n", Json(*layer, *bytes));
+    absl::PrintF("%s\n", Json(layer, bytes));
   } else {
-    Print(*layer, *bytes, by_tensor);
+    Print(layer, bytes, by_tensor);
   }
   return ExitCode::kOk;
 }

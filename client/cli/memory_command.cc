@@ -203,9 +203,8 @@ ExitCode Estimate(const MemoryFlags& flags, const absl::StatusOr<Question>& ques
   if (flags.address) {
     ServerFlags at_address = flags.server;
     at_address.address = *flags.address;
-    const auto server = Connect(at_address);
-    if (!server.ok()) return FailConnect(server.status());
-    estimates = Ask(**server, *question);
+    RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(at_address));
+    estimates = Ask(*server, *question);
     if (!estimates.ok()) return FailCall(estimates.status());
   } else {
     estimates = EstimateMemoryHere(*question);

@@ -59,15 +59,14 @@ absl::StatusOr<client::Tensor> MakePattern(const std::string& name, const Patter
 }
 
 ExitCode WritePattern(const std::string& name, const PatternFlags& flags) {
-  const absl::StatusOr<client::Tensor> pattern = MakePattern(name, flags);
-  if (!pattern.ok()) return FailUsage(pattern.status());
-  const absl::Span<const std::byte> bytes = pattern->bytes();
+  RAPT_ASSIGN_OR_EXIT(const client::Tensor pattern, FailUsage, MakePattern(name, flags));
+  const absl::Span<const std::byte> bytes = pattern.bytes();
   ArrayWriter writer;
-  writer.Add(flags.output, name, NpyTypeOf(DType::kBool), pattern->shape(), bytes);
-  if (absl::Status written = writer.Write(); !written.ok()) return FailUsage(written);
+  writer.Add(flags.output, name, NpyTypeOf(DType::kBool), pattern.shape(), bytes);
+  RAPT_EXIT_IF_ERROR(FailUsage, writer.Write());
   int64_t visible = 0;
   for (const std::byte flag : bytes) visible += flag != std::byte{0} ? 1 : 0;
-  absl::PrintF("%s: %s, %.1f %% true\n", flags.output, client::ToString(pattern->shape()),
+  absl::PrintF("%s: %s, %.1f %% true\n", flags.output, client::ToString(pattern.shape()),
                100.0 * static_cast<double>(visible) / static_cast<double>(bytes.size()));
   return ExitCode::kOk;
 }

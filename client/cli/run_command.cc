@@ -314,15 +314,15 @@ absl::StatusOr<Report> SendInChunks(const OperatorFlags& flags, const LoadedInpu
 }
 
 ExitCode Run(OperatorFlags& flags) {
-  if (absl::Status valid = CheckFlags(flags); !valid.ok()) return FailUsage(valid);
+  RAPT_EXIT_IF_ERROR(FailUsage, CheckFlags(flags));
   LoadedInputs loaded;
-  if (absl::Status status = Load(flags, loaded); !status.ok()) return FailUsage(status);
-  const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
-  if (!server.ok()) return FailConnect(server.status());
+  RAPT_EXIT_IF_ERROR(FailUsage, Load(flags, loaded));
+  RAPT_ASSIGN_OR_EXIT(const std::unique_ptr<client::Client> server, FailConnect,
+                      flags.caller.Connect());
   const auto compute = [&] {
     if (flags.caller.local) return ComputeHere(flags, loaded);
-    return flags.caller.stream ? SendInChunks(flags, loaded, **server)
-                               : Send(flags, loaded, **server);
+    return flags.caller.stream ? SendInChunks(flags, loaded, *server)
+                               : Send(flags, loaded, *server);
   };
   return ComputeAndReport(compute, flags.json);
 }

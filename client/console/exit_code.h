@@ -5,10 +5,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "base/status_macros.h"
 #include "client/console/command_line.h"
 
 namespace rapt {
@@ -32,6 +34,26 @@ ExitCode FailConnect(const absl::Status& status);
 
 // For a failed call. Prints the code's name too: "rapt: INVALID_ARGUMENT: K has head size 64, ...".
 ExitCode FailCall(const absl::Status& status);
+
+// Declares or assigns a variable from an absl::StatusOr, or returns what `fail`, one of the three
+// above, returns for its error:
+//
+//     RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags));
+#define RAPT_ASSIGN_OR_EXIT(variable, fail, ...) \
+  RAPT_ASSIGN_OR_EXIT_BY(RAPT_JOINED(rapt_result_, __LINE__), variable, fail, __VA_ARGS__)
+
+#define RAPT_ASSIGN_OR_EXIT_BY(result, variable, fail, ...) \
+  auto result = (__VA_ARGS__);                              \
+  if (!result.ok()) return fail(result.status());           \
+  variable = *std::move(result)
+
+// The same for a status.
+#define RAPT_EXIT_IF_ERROR(fail, ...)                                  \
+  do {                                                                 \
+    if (absl::Status rapt_status = (__VA_ARGS__); !rapt_status.ok()) { \
+      return fail(rapt_status);                                        \
+    }                                                                  \
+  } while (false)
 
 // Sets the flags' targets and `operands`. Returns an exit code if the command ends here: --help was
 // given, which prints the help, or the arguments are wrong.

@@ -186,11 +186,10 @@ ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
   const absl::StatusOr<Settings> settings = MakeSettings(flags);
   if (!settings.ok()) return FailUsage(settings.status());
 
-  absl::StatusOr<std::unique_ptr<Workload>> workload = MakeWorkload(*settings);
-  if (!workload.ok()) return FailUsage(workload.status());
+  RAPT_ASSIGN_OR_EXIT(std::unique_ptr<Workload> workload, FailUsage, MakeWorkload(*settings));
 
-  Session session(*settings, *std::move(workload), flags.quiet);
-  if (absl::Status connected = session.Connect(); !connected.ok()) return FailConnect(connected);
+  Session session(*settings, std::move(workload), flags.quiet);
+  RAPT_EXIT_IF_ERROR(FailConnect, session.Connect());
   Result result{.started = NowUtc(),
                 .command = CommandText(arguments),
                 .address = settings->address,
@@ -234,11 +233,9 @@ ExitCode RunCompareCommand(absl::Span<const std::string> arguments) {
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &files)) return *done;
   if (files.size() != 2)
     return Fail(ExitCode::kUsage, "compare takes two files, BEFORE.json and AFTER.json");
-  const absl::StatusOr<Recorded> before = ReadReportFile(files[0]);
-  if (!before.ok()) return FailUsage(before.status());
-  const absl::StatusOr<Recorded> after = ReadReportFile(files[1]);
-  if (!after.ok()) return FailUsage(after.status());
-  std::fputs(Table(*before, *after).c_str(), stdout);
+  RAPT_ASSIGN_OR_EXIT(const Recorded before, FailUsage, ReadReportFile(files[0]));
+  RAPT_ASSIGN_OR_EXIT(const Recorded after, FailUsage, ReadReportFile(files[1]));
+  std::fputs(Table(before, after).c_str(), stdout);
   return ExitCode::kOk;
 }
 
