@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "server/calls/call_headers.h"
 #include "server/calls/per_model.h"
-#include "server/calls/traceparent.h"
 #include "server/rejection.h"
 
 namespace rapt {

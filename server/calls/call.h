@@ -18,7 +18,6 @@
 #include "base/timer.h"
 #include "server/calls/access.h"
 #include "server/calls/call_headers.h"
-#include "server/calls/call_observer.h"
 #include "server/calls/call_report.h"
 #include "server/calls/open_calls.h"
 #include "server/calls/stream_counts.h"

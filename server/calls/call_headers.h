@@ -27,6 +27,14 @@ struct CallHeaders {
   Instant deadline = Instant::max();  // Instant::max(): none is set
 };
 
+// Returns whether the specification allows a receiver to use the text: version 00, or a later
+// version that begins with the same fields. Version ff and traces or parents of zeros are invalid.
+bool IsTraceparent(absl::string_view text);
+
+// Returns the traceparent to report and to return to the caller. Empty if there is none, more than
+// one, or an invalid one: the specification says to ignore these.
+std::string TraceparentOf(const HeaderValues& values);
+
 }  // namespace rapt
 
 #endif  // RAPT_SERVER_CALLS_CALL_HEADERS_H_

@@ -1,5 +1,5 @@
-// The report of a completed call. Protocols fill it; metrics and logs read it, independently of
-// protocols.
+// The report of a completed call. Protocols fill it and pass it to an observer, without knowing the
+// metrics and logs, which read it independently of protocols.
 #ifndef RAPT_SERVER_CALLS_CALL_REPORT_H_
 #define RAPT_SERVER_CALLS_CALL_REPORT_H_
 
@@ -7,9 +7,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "attention/backend.h"
 #include "attention/problem.h"
 #include "server/request.h"
@@ -41,6 +43,13 @@ struct CallReport {
     return stage_times[static_cast<size_t>(stage)];
   }
 };
+
+// Called once at the end of each call. Thread-safe.
+using CallObserver = std::function<void(const CallReport& report)>;
+
+// Returns the observer of a method, such as "inference.GRPCInferenceService/ModelInfer". Called at
+// startup only, so that the observer resolves its labels once.
+using CallObserverFactory = std::function<CallObserver(absl::string_view method)>;
 
 }  // namespace rapt
 

@@ -3,8 +3,10 @@
 #define RAPT_SERVER_SHARED_MEMORY_REGION_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +35,13 @@ class Region {
 // Opens device memory by its cudaIpcMemHandle_t. Provided by a backend that uses the device.
 using OpenCudaMemory = std::function<absl::StatusOr<std::shared_ptr<const DeviceMemory>>(
     absl::string_view raw_handle, int64_t device_id, int64_t byte_size)>;
+
+// Maps bytes [offset, offset + byte_size) of the POSIX shared memory object `key` for reading and
+// writing. Returns NotFound if the server cannot open it; InvalidArgument if it is shorter;
+// ResourceExhausted if there are too many regions or mmap() fails. No error message contains the
+// key.
+absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string& key,
+                                                               int64_t offset, int64_t byte_size);
 
 }  // namespace rapt
 

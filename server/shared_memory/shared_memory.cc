@@ -11,7 +11,7 @@
 #include "base/invalid.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "server/shared_memory/system_region.h"
+#include "server/shared_memory/region.h"
 
 namespace rapt {
 namespace {

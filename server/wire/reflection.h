@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "proto/grpc/reflection/v1/reflection.pb.h"
 #include "server/calls/call.h"
-#include "server/calls/call_observer.h"
+#include "server/calls/call_report.h"
 #include "server/protocols/message_parts.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"

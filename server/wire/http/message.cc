@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "base/json_string.h"
 #include "server/rejection.h"
-#include "server/wire/status_message.h"
+#include "server/wire/trailers.h"
 
 namespace rapt::http {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "server/wire/status_message.h"
+#include "server/wire/trailers.h"
 
 namespace rapt {
 namespace {

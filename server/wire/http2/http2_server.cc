@@ -13,7 +13,6 @@
 #include "server/wire/http2/unary_stream.h"
 #include "server/wire/listening_sockets.h"
 #include "server/wire/tls_socket.h"
-#include "server/wire/unix_socket.h"
 
 namespace rapt {
 

@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/cache/sequences.h"
-#include "server/calls/call_observer.h"
+#include "server/calls/call_report.h"
 #include "server/calls/per_model.h"
 #include "server/models/model_repository.h"
 #include "server/protocols/oip/model.h"

@@ -11,8 +11,7 @@
 #include "server/cache/cached_diagnosis.h"
 #include "server/protocols/rapt/cache_codec.h"
 #include "server/protocols/response_size.h"
-#include "server/wire/rapt/cache_export_call.h"
-#include "server/wire/rapt/cache_import_call.h"
+#include "server/wire/rapt/cache_transfer_calls.h"
 
 namespace rapt::native {
 namespace {

@@ -9,7 +9,7 @@
 #include "proto/rapt/v1/cache.pb.h"
 #include "server/cache/cache_store.h"
 #include "server/calls/call.h"
-#include "server/calls/call_observer.h"
+#include "server/calls/call_report.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
 

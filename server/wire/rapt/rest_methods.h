@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "base/buffer_pool.h"
-#include "server/calls/call_observer.h"
+#include "server/calls/call_report.h"
 #include "server/wire/http/router.h"
 #include "server/wire/json_threads.h"
 #include "server/wire/unary_method.h"

@@ -1,8 +1,8 @@
-#include "server/calls/traceparent.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
+
+#include "server/calls/call_headers.h"
 
 namespace rapt {
 namespace {

@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/bus_error_guard.h"
 #include "base/thread_pool.h"
-#include "server/shared_memory/system_region.h"
+#include "server/shared_memory/region.h"
 #include "tests/support/fake_device_memory.h"
 #include "tests/support/shared_object.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <variant>
 
-#include "server/wire/http/probes.h"
+#include "server/wire/http/pages.h"
 
 namespace rapt::http {
 namespace {

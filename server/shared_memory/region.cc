@@ -1,4 +1,4 @@
-#include "server/shared_memory/system_region.h"
+#include "server/shared_memory/region.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

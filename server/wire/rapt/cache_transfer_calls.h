@@ -1,6 +1,6 @@
-// Export: a cache as a stream of chunks.
-#ifndef RAPT_SERVER_WIRE_RAPT_CACHE_EXPORT_CALL_H_
-#define RAPT_SERVER_WIRE_RAPT_CACHE_EXPORT_CALL_H_
+// Import and Export: a cache of the chunks that its caller sends, and as a stream of chunks.
+#ifndef RAPT_SERVER_WIRE_RAPT_CACHE_TRANSFER_CALLS_H_
+#define RAPT_SERVER_WIRE_RAPT_CACHE_TRANSFER_CALLS_H_
 
 #include <memory>
 #include <optional>
@@ -10,6 +10,31 @@
 #include "server/wire/rapt/stepwise_call.h"
 
 namespace rapt::native {
+
+// Each message is received and copied to pages. The cache exists once the caller has half-closed
+// the stream; if the call ends earlier, its pages are free.
+class CacheImportCall final : public StepwiseCall {
+ public:
+  // Null `store`: the server keeps no caches. Otherwise it outlives the call, as does `observe`.
+  //
+  // The store refuses drafts while the server drains, so that callers receive the reason.
+  CacheImportCall(const CallEnvironment& environment, const CallObserver& observe,
+                  MessageStream& stream, cache::CacheStore* store)
+      : StepwiseCall(environment, observe, stream, "its cache", {.serves_while_draining = true}),
+        store_(store) {}
+
+ private:
+  absl::Status Check() override;
+  void OnMessage(const MessageBytes& message) override;
+  void OnHalfClose() override;
+  void OnComputed(Result) override { Receive(); }
+  void OnSent() override { End(absl::OkStatus(), Stage::kSend); }
+  AdmissionGate::Shares Held() const override { return {}; }
+  void Release() override { importer_.reset(); }
+
+  cache::CacheStore* const store_;
+  std::optional<cache::Importer> importer_;
+};
 
 // The chunks are copied to one buffer, each when the one before has been sent. Its memory is
 // reserved once. A server that drains serves the call.
@@ -47,4 +72,4 @@ class CacheExportCall final : public StepwiseCall {
 
 }  // namespace rapt::native
 
-#endif  // RAPT_SERVER_WIRE_RAPT_CACHE_EXPORT_CALL_H_
+#endif  // RAPT_SERVER_WIRE_RAPT_CACHE_TRANSFER_CALLS_H_

@@ -1,7 +1,8 @@
-#include "server/wire/http/explorer.h"
+#include "server/wire/http/pages.h"
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,11 @@
 
 namespace rapt::http {
 namespace {
+
+Response Uncached(Response response) {
+  response.headers.push_back({"Cache-Control", "no-store"});
+  return response;
+}
 
 constexpr absl::string_view kPage = "index.html";
 constexpr absl::string_view kFolder = "/explorer/";
@@ -51,6 +57,20 @@ Response FileResponse(absl::string_view name, const Request& request) {
 }
 
 }  // namespace
+
+Router ProbeRoutes(std::function<std::string()> metrics_page, std::function<bool()> is_ready) {
+  Router router;
+  router.Get("/metrics", [metrics_page = std::move(metrics_page)](const Request&) {
+    return Uncached(
+        {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_page()});
+  });
+  router.Get("/healthz", [](const Request&) { return Uncached({.body = "ok\n"}); });
+  router.Get("/readyz", [is_ready = std::move(is_ready)](const Request&) {
+    return is_ready() ? Uncached({.body = "ready\n"})
+                      : Uncached({.status = 503, .body = "not ready\n"});
+  });
+  return router;
+}
 
 void AddExplorer(Router& router) {
   router.Get("/", [](const Request& request) { return FileResponse(kPage, request); });

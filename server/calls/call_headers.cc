@@ -1,4 +1,4 @@
-#include "server/calls/traceparent.h"
+#include "server/calls/call_headers.h"
 
 #include <algorithm>
 
