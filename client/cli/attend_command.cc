@@ -19,7 +19,6 @@
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
 #include "client/cli/gradients.h"
-#include "client/cli/layer_attend.h"
 #include "client/cpp/call_fields.h"
 
 namespace rapt {

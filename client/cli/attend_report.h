@@ -13,6 +13,7 @@
 #include "client/cli/tensor_file.h"
 #include "client/console/exit_code.h"
 #include "rapt/client.h"
+#include "rapt/reports.h"
 
 namespace rapt {
 
@@ -45,6 +46,9 @@ absl::Status NormalizeOutputFiles(const std::vector<OutputFile>& files);
 // Computes, writes the outputs, then prints the report with the time of `compute`, as JSON if
 // `json`.
 ExitCode ComputeAndReport(absl::FunctionRef<absl::StatusOr<Report>()> compute, bool json);
+
+// Prints the report of `rapt diagnose` and `rapt cache diagnose`.
+void PrintDiagnosis(const client::Diagnosis& diagnosis, bool json);
 
 }  // namespace rapt
 

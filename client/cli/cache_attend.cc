@@ -1,4 +1,4 @@
-// rapt cache append and rapt cache attend.
+// rapt cache append, rapt cache attend and rapt cache diagnose.
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -11,7 +11,6 @@
 #include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/cache_flags.h"
-#include "client/cli/cache_query.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/json.h"
 
@@ -34,6 +33,62 @@ void PrintAppended(const CacheInfo& cache, const ExpectedFlags& expected,
   json.Key("length").Integer(result.length);
   json.Key("applied_before").Boolean(result.applied_before).EndObject();
   std::puts(json.Take().c_str());
+}
+
+// What `rapt cache attend` and `rapt cache diagnose` share: the query rows, and how they are
+// scored.
+struct CacheQueryFlags {
+  CacheFlags flags;  // with two operands, the cache and the file of q
+  ExpectedFlags expected;
+  std::optional<std::string> head_sink;
+  std::string dtype;
+  client::CacheAttendCall call;  // without tensors and layer
+
+  std::vector<Flag> Table() {
+    std::vector<Flag> table = expected.Table();
+    for (const Flag& flag : std::vector<Flag>{
+             {"position", "N",
+              "position of the first row (default: the last row sees the last token)",
+              &call.position},
+             {"scale", "X", "scale of the scores (default: 1/sqrt(D))", &call.scale},
+             {"softcap", "X", "bound of the scores: X tanh(score / X) (default: 0, none)",
+              &call.softcap},
+             {"window", "N", "tokens visible before the row's own (default: all)",
+              &call.window.left},
+             {"head-sink", "FILE", "one more score for each head, without a value, [Hq]",
+              &head_sink},
+             {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype},
+             {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
+              &call.priority}}) {
+      table.push_back(flag);
+    }
+    return table;
+  }
+};
+
+// The tensors of a call.
+struct CacheQuery {
+  LoadedTensor q;
+  std::optional<LoadedTensor> head_sink;
+};
+
+// Returns an error that names --dtype or the file.
+absl::StatusOr<CacheQuery> LoadQuery(const CacheQueryFlags& flags) {
+  RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
+  RAPT_ASSIGN_OR_RETURN(LoadedTensor q, LoadTensor(flags.flags.operands[1], "q", flags.dtype));
+  CacheQuery query{.q = std::move(q), .head_sink = {}};
+  if (!flags.head_sink) return query;
+  RAPT_ASSIGN_OR_RETURN(query.head_sink, LoadTensor(*flags.head_sink, "head_sink", flags.dtype));
+  return query;
+}
+
+// Returns the call, which refers to the tensors.
+client::CacheAttendCall CallOf(const CacheQueryFlags& flags, const CacheQuery& query) {
+  client::CacheAttendCall call = flags.call;
+  call.layer = static_cast<int32_t>(flags.expected.layer);
+  call.q = query.q.view();
+  if (query.head_sink) call.head_sink = query.head_sink->view();
+  return call;
 }
 
 struct AttendFlags {
@@ -150,6 +205,30 @@ ExitCode RunCacheAttend(CommandArguments arguments) {
       .max_operands = 2};
   if (const auto done = flags.query.flags.Parse(line, arguments, 2)) return *done;
   return Attend(flags);
+}
+
+ExitCode RunCacheDiagnose(CommandArguments arguments) {
+  CacheQueryFlags flags;
+  const CommandLine line{
+      .usage = "rapt cache diagnose ID Q.npy [flags]",
+      .summary =
+          "Explains a `rapt cache attend` whose result looks wrong, as `rapt diagnose`: the rows "
+          "[R, Hq, D] and the resident keys and values of a layer, the range of every step, the "
+          "hidden pairs, the backend that runs. Appends nothing and does not renew the lease. "
+          "Of a layer that has evicted tokens, nothing can be said.",
+      .flags = flags.Table(),
+      .examples = {"rapt cache diagnose $ID q.npy",
+                   "rapt cache diagnose $ID q.npy --layer 1 --at 2 --json"},
+      .max_operands = 2};
+  if (const auto done = flags.flags.Parse(line, arguments, 2)) return *done;
+  RAPT_ASSIGN_OR_EXIT(const CacheQuery query, FailUsage, LoadQuery(flags));
+  RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags.flags.server));
+  RAPT_ASSIGN_OR_EXIT(const client::CacheInfo info, FailCall,
+                      FindCache(*server, flags.flags.operands[0], flags.expected));
+  RAPT_ASSIGN_OR_EXIT(const client::Diagnosis diagnosis, FailCall,
+                      client::BorrowCache(*server, info).Diagnose(CallOf(flags, query)));
+  PrintDiagnosis(diagnosis, flags.flags.json);
+  return ExitCode::kOk;
 }
 
 }  // namespace rapt

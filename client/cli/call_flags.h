@@ -8,13 +8,34 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attention_caller.h"
-#include "client/cli/caller_flags.h"
 #include "client/console/command_line.h"
+#include "client/console/server_connection.h"
+#include "rapt/client.h"
 
 namespace rapt {
+
+struct CallerFlags {
+  bool local = false;
+  uint64_t priority = 0;
+  ServerFlags server;
+  // Only of commands with rows for them.
+  bool stream = false;
+  std::optional<int64_t> chunk;
+
+  // Returns the rows of a command's table, but for stream and chunk.
+  std::vector<Flag> Table();
+
+  // InvalidArgument if the flags contradict each other.
+  absl::Status Check() const;
+
+  // Returns the server, or null if the call is computed in this process. Errors are those of
+  // Check() and rapt::Connect().
+  absl::StatusOr<std::unique_ptr<client::Client>> Connect() const;
+};
 
 // Returns the flag of an input without the dashes: "past-key" for past_key, unless the table of
 // roles has another.

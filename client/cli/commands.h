@@ -4,6 +4,8 @@
 #define RAPT_CLIENT_CLI_COMMANDS_H_
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "client/console/exit_code.h"
@@ -26,6 +28,12 @@ ExitCode RunMemoryCommand(CommandArguments arguments);
 ExitCode RunPatternCommand(CommandArguments arguments);
 ExitCode RunPlotCommand(CommandArguments arguments);
 ExitCode RunRunCommand(CommandArguments arguments);
+
+// `rapt attend --model`: attention with the projections of a layer. REQUIRES: the arguments contain
+// --model, or only --help.
+ExitCode RunLayerAttend(CommandArguments arguments);
+// Returns its flags, without the dashes.
+std::vector<std::string_view> LayerFlagNames();
 
 }  // namespace rapt
 

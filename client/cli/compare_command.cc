@@ -22,7 +22,7 @@
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
-#include "client/cli/heat_map.h"
+#include "client/cli/figures.h"
 #include "client/cli/labels.h"
 #include "client/cli/picture.h"
 #include "client/cli/tensor_file.h"

@@ -23,8 +23,8 @@
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cli/commands.h"
-#include "client/console/bytes.h"
 #include "client/console/json.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {

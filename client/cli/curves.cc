@@ -1,5 +1,3 @@
-#include "client/cli/curves.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -8,11 +6,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/figure_style.h"
+#include "client/cli/figures.h"
 
 namespace rapt {
 namespace {
 
-constexpr Colour kGrid = {0xe8, 0xe8, 0xe8};
 constexpr Colour kCurveColours[kMaxCurves] = {
     {0x2a, 0x78, 0x8e}, {0xd1, 0x49, 0x5b}, {0x7a, 0x51, 0x95}, {0xe6, 0x91, 0x2c},
     {0x3d, 0x8b, 0x40}, {0x55, 0x55, 0x55}, {0x1f, 0xb8, 0xd1}, {0xa0, 0x6a, 0x42}};
@@ -21,8 +19,6 @@ constexpr double kPlotWidth = 640;
 constexpr double kPlotHeight = 260;
 constexpr double kTop = kMargin + kTitleSize + 20;
 constexpr double kStroke = 1.5;
-constexpr double kLegendLine = 20;
-constexpr double kLegendRow = 20;
 
 // The finite values of the curves, with a border.
 struct Range {
@@ -49,11 +45,12 @@ struct Range {
   double low = 0, high = 1;
 };
 
-class CurveLayout {
+class CurveLayout : Plotter {
  public:
   CurveLayout(const AttentionFigure& figure, const std::vector<int64_t>& columns,
               CurveTitles titles)
-      : figure_(figure),
+      : Plotter(figure.title),
+        figure_(figure),
         columns_(columns),
         titles_(std::move(titles)),
         range_(figure, columns),
@@ -72,26 +69,17 @@ class CurveLayout {
   }
 
   Picture Draw() && {
-    picture_.title = figure_.title;
-    Add(Text{kMargin, kMargin + kTitleSize / 2, figure_.title, kTitleSize, kInk, Anchor::kStart, 0,
-             true});
+    DrawTitle();
     double y = kTop;
     for (const HeadWeights& head : figure_.heads) y = DrawPanel(head, y) + kPanelGap;
-    picture_.height = y - kPanelGap + kMargin / 2;
     const double legend =
         kPanelGap + kLegendLine + kLabelGap +
         std::max(WidestLabel(column_labels_), TextWidth(titles_.columns, kNoteSize));
-    picture_.width = std::max(left_ + kPlotWidth + legend + kMargin,
-                              kMargin * 2 + TextWidth(figure_.title, kTitleSize, true));
-    return std::move(picture_);
+    return std::move(*this).Finish(left_ + kPlotWidth + legend + kMargin,
+                                   y - kPanelGap + kMargin / 2);
   }
 
  private:
-  template <typename T>
-  void Add(T figure) {
-    picture_.figures.emplace_back(std::move(figure));
-  }
-
   double X(size_t row) const { return left_ + (static_cast<double>(row) + 0.5) * spacing_; }
   double Y(double top, double value) const {
     // Differences of halves do not overflow.
@@ -185,7 +173,6 @@ class CurveLayout {
   std::vector<std::string> row_labels_, column_labels_;
   int64_t row_step_ = 1;  // between drawn labels
   double left_ = 0;       // of the plot
-  Picture picture_;
 };
 
 }  // namespace

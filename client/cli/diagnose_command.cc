@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "client/cli/attend_report.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
-#include "client/cli/diagnosis_report.h"
 
 namespace rapt {
 
@@ -42,7 +42,7 @@ ExitCode RunDiagnoseCommand(CommandArguments arguments) {
   RAPT_ASSIGN_OR_EXIT(
       const client::Diagnosis diagnosis, FailCall,
       is_backward ? caller->Diagnose(loaded.backward()) : caller->Diagnose(loaded.call()));
-  (as_json ? PrintJson : Print)(diagnosis);
+  PrintDiagnosis(diagnosis, as_json);
   return ExitCode::kOk;
 }
 

@@ -1,5 +1,3 @@
-#include "client/cli/diagnosis_report.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
@@ -10,8 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "client/console/bytes.h"
+#include "client/cli/attend_report.h"
 #include "client/console/json.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {
@@ -210,8 +209,6 @@ void WriteBackends(const Diagnosis& diagnosis, JsonWriter& json) {
   json.EndArray();
 }
 
-}  // namespace
-
 void Print(const Diagnosis& diagnosis) {
   absl::PrintF("%s\n", diagnosis.problem);
   PrintWarnings(diagnosis);
@@ -248,6 +245,12 @@ void PrintJson(const Diagnosis& diagnosis) {
   if (!diagnosis.gradients.empty()) WriteGradients(diagnosis, json);
   WriteBackends(diagnosis, json);
   std::puts(json.EndObject().Take().c_str());
+}
+
+}  // namespace
+
+void PrintDiagnosis(const Diagnosis& diagnosis, bool json) {
+  (json ? PrintJson : Print)(diagnosis);
 }
 
 }  // namespace rapt

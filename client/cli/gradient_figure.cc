@@ -1,4 +1,3 @@
-#include "client/cli/gradient_figure.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "attention/half.h"
 #include "base/status_macros.h"
-#include "client/cli/curves.h"
+#include "client/cli/figures.h"
 #include "client/cli/tensor_file.h"
 
 namespace rapt {

@@ -1,13 +1,13 @@
-#include "client/cli/heat_map.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/figure_style.h"
+#include "client/cli/figures.h"
 
 namespace rapt {
 namespace {
@@ -128,10 +128,11 @@ double CellSize(int64_t cells, double extent) {
   return size >= 4 ? std::floor(size) : size;
 }
 
-class HeatMapLayout {
+class HeatMapLayout : Plotter {
  public:
   explicit HeatMapLayout(const AttentionFigure& figure)
-      : figure_(figure),
+      : Plotter(figure.title),
+        figure_(figure),
         scale_(figure.heads),
         grid_(figure.heads.size()),
         rows_(figure.query_labels, static_cast<int64_t>(grid_.extent)),
@@ -166,13 +167,14 @@ class HeatMapLayout {
   }
 
   Picture Draw() && {
-    DrawTitle();
+    DrawTitle(HasBlocks() ? absl::StrFormat("each cell is the largest of %d × %d", rows_.block,
+                                            columns_.block)
+                          : "");
     for (size_t panel = 0; panel < figure_.heads.size(); ++panel) DrawPanel(panel);
-    DrawColourBar();
+    const auto [width, height] = DrawColourBar();
     const size_t rows = (figure_.heads.size() + grid_.columns - 1) / grid_.columns;
-    picture_.height =
-        std::max(picture_.height, top_ + rows * PanelHeight() - kPanelGap) + kMargin / 2;
-    return std::move(picture_);
+    return std::move(*this).Finish(
+        width, std::max(height, top_ + rows * PanelHeight() - kPanelGap) + kMargin / 2);
   }
 
  private:
@@ -182,22 +184,6 @@ class HeatMapLayout {
     return panel_title_room_ + CellsHeight() + key_label_room_ + kAxisTitleRoom + kPanelGap;
   }
   bool HasBlocks() const { return rows_.block > 1 || columns_.block > 1; }
-
-  template <typename T>
-  void Add(T figure) {
-    picture_.figures.emplace_back(std::move(figure));
-  }
-
-  void DrawTitle() {
-    picture_.title = figure_.title;
-    Add(Text{kMargin, kMargin + kTitleSize / 2, figure_.title, kTitleSize, kInk, Anchor::kStart, 0,
-             true});
-    if (HasBlocks()) {
-      Add(Text{kMargin, kMargin + kTitleSize + 12,
-               absl::StrFormat("each cell is the largest of %d × %d", rows_.block, columns_.block),
-               kNoteSize, kFaintInk});
-    }
-  }
 
   void DrawPanel(size_t panel) {
     const HeadWeights& head = figure_.heads[panel];
@@ -281,7 +267,8 @@ class HeatMapLayout {
     picture_.hover_grids.push_back(std::move(hover));
   }
 
-  void DrawColourBar() {
+  // Returns its right and lower end.
+  std::pair<double, double> DrawColourBar() {
     const size_t across = std::min(grid_.columns, figure_.heads.size());
     const double x = left_ + across * (CellsWidth() + kPanelGap);
     const double y = top_ + panel_title_room_;
@@ -299,9 +286,7 @@ class HeatMapLayout {
       Add(Text{x + kColourBarWidth + 8, level, label, kNoteSize, kInk});
       widest = std::max(widest, TextWidth(label, kNoteSize));
     }
-    const double title_right = kMargin * 2 + TextWidth(figure_.title, kTitleSize, true);
-    picture_.width = std::max(x + kColourBarWidth + 8 + widest + kMargin, title_right);
-    picture_.height = y + height;
+    return {x + kColourBarWidth + 8 + widest + kMargin, y + height};
   }
 
   const AttentionFigure& figure_;
@@ -314,7 +299,6 @@ class HeatMapLayout {
   double key_label_room_ = 0;
   double panel_title_room_ = 0;
   double left_ = 0, top_ = 0;  // of the first panel's cells, without its title
-  Picture picture_;
 };
 
 // Returns the keys to draw, in order. If there are too many, takes those with the largest value in
@@ -338,10 +322,12 @@ std::vector<size_t> KeysToDraw(const std::vector<HeadWeights>& heads, size_t fir
   return keys;
 }
 
-class BarLayout {
+class BarLayout : Plotter {
  public:
   BarLayout(const AttentionFigure& figure, int64_t query)
-      : figure_(figure),
+      : Plotter(
+            absl::StrFormat("%s: attention from “%s”", figure.title, figure.query_labels[query])),
+        figure_(figure),
         first_(query * figure.key_labels.size()),
         keys_(KeysToDraw(figure.heads, first_, figure.key_labels.size())),
         scale_(RowsOf(figure, first_)),
@@ -354,8 +340,6 @@ class BarLayout {
       hover_labels_.push_back(
           absl::StrCat(figure.query_labels[query], " → ", figure.key_labels[key]));
     }
-    picture_.title =
-        absl::StrFormat("%s: attention from “%s”", figure.title, figure.query_labels[query]);
     left_ = kMargin + WidestLabel(labels_) + kLabelGap;
     value_room_ = std::max(TextWidth("masked", kNoteSize),
                            TextWidth(scale_.Format(-scale_.high()), kNoteSize)) +
@@ -363,21 +347,14 @@ class BarLayout {
   }
 
   Picture Draw() && {
-    Add(Text{kMargin, kMargin + kTitleSize / 2, picture_.title, kTitleSize, kInk, Anchor::kStart, 0,
-             true});
-    if (keys_.size() < figure_.key_labels.size()) {
-      Add(Text{
-          kMargin, kMargin + kTitleSize + 12,
-          absl::StrFormat("the %d largest of %d keys", keys_.size(), figure_.key_labels.size()),
-          kNoteSize, kFaintInk});
-    }
+    const size_t keys = figure_.key_labels.size();
+    DrawTitle(keys_.size() < keys ? absl::StrFormat("the %d largest of %d keys", keys_.size(), keys)
+                                  : "");
     for (size_t panel = 0; panel < figure_.heads.size(); ++panel) DrawPanel(panel);
     const size_t rows = (figure_.heads.size() + columns_ - 1) / columns_;
     const size_t across = std::min(columns_, figure_.heads.size());
-    picture_.width = std::max(left_ + across * PanelWidth() - kPanelGap + kMargin,
-                              kMargin * 2 + TextWidth(picture_.title, kTitleSize, true));
-    picture_.height = kTop + rows * PanelHeight() - kPanelGap + kMargin;
-    return std::move(picture_);
+    return std::move(*this).Finish(left_ + across * PanelWidth() - kPanelGap + kMargin,
+                                   kTop + rows * PanelHeight() - kPanelGap + kMargin);
   }
 
  private:
@@ -397,11 +374,6 @@ class BarLayout {
 
   double PanelWidth() const { return bar_width_ + value_room_ + kPanelGap; }
   double PanelHeight() const { return kPanelTitleRoom + keys_.size() * kRow + kPanelGap; }
-
-  template <typename T>
-  void Add(T figure) {
-    picture_.figures.emplace_back(std::move(figure));
-  }
 
   void DrawPanel(size_t panel) {
     const HeadWeights& head = figure_.heads[panel];
@@ -437,7 +409,6 @@ class BarLayout {
   const double bar_width_;
   std::vector<std::string> labels_, hover_labels_;
   double left_ = 0, value_room_ = 0;
-  Picture picture_;
 };
 
 }  // namespace

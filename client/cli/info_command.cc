@@ -9,9 +9,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "client/cli/commands.h"
-#include "client/console/bytes.h"
 #include "client/console/json.h"
 #include "client/console/server_connection.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {

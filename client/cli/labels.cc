@@ -9,7 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "client/cli/tensor_file.h"
-#include "client/console/printable.h"
+#include "client/console/text.h"
 
 namespace rapt {
 absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, const std::string& text,

@@ -1,5 +1,4 @@
-#include "client/cli/layer_attend.h"
-
+// rapt attend --model.
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,9 +15,9 @@
 #include "base/thread_pool.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
-#include "client/cli/caller_flags.h"
-#include "client/cli/local_operator.h"
-#include "client/cli/operator_inputs.h"
+#include "client/cli/call_flags.h"
+#include "client/cli/commands.h"
+#include "client/cli/operator_call.h"
 #include "client/cli/tensor_file.h"
 
 namespace rapt {

@@ -19,10 +19,9 @@
 #include "attention/layer/files/model_types.h"
 #include "base/utf8.h"
 #include "client/cli/commands.h"
-#include "client/console/bytes.h"
 #include "client/console/command_line.h"
 #include "client/console/json.h"
-#include "client/console/printable.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {

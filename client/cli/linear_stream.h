@@ -5,8 +5,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "attention/mechanism/linear/linear_attention.h"
-#include "client/cli/caller_flags.h"
-#include "client/cli/operator_inputs.h"
+#include "client/cli/call_flags.h"
+#include "client/cli/operator_call.h"
 
 namespace rapt {
 

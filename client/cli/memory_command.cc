@@ -6,9 +6,9 @@
 #include "base/status_macros.h"
 #include "client/cli/commands.h"
 #include "client/cli/local_memory.h"
-#include "client/console/bytes.h"
 #include "client/console/json.h"
 #include "client/console/server_connection.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {

@@ -10,9 +10,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cli/colour.h"
 
 namespace rapt {
+
+// sRGB.
+struct Colour {
+  uint8_t red = 0;
+  uint8_t green = 0;
+  uint8_t blue = 0;
+
+  bool operator==(const Colour&) const = default;
+};
+
+inline constexpr Colour kBlack = {0, 0, 0};
+inline constexpr Colour kWhite = {255, 255, 255};
 
 struct Rect {
   double x = 0, y = 0, width = 0, height = 0;

@@ -8,7 +8,7 @@
 #include "base/status_macros.h"
 #include "client/cli/picture.h"
 #include "client/console/json.h"
-#include "client/console/xml.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {
@@ -173,6 +173,14 @@ absl::StatusOr<std::string> RenderHtml(const Picture& picture) {
       "<style>%s</style>\n</head>\n<body>\n<main>\n%s</main>\n<div id=\"tip\"></div>\n"
       "<script>\nconst grids = %s;%s</script>\n</body>\n</html>\n",
       EscapeXml(picture.title), kPageStyle, svg, GridsAsJson(picture), kPageScript);
+}
+
+absl::StatusOr<Renderer> RendererFor(std::string_view path) {
+  if (path.ends_with(".svg")) return RenderSvg;
+  if (path.ends_with(".html")) return RenderHtml;
+  if (path.ends_with(".png")) return RenderPng;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--output is '%s'; it must end in .svg, .html or .png", path));
 }
 
 }  // namespace rapt

@@ -10,12 +10,9 @@
 #include "base/invalid.h"
 #include "base/status_macros.h"
 #include "client/cli/commands.h"
-#include "client/cli/curves.h"
-#include "client/cli/gradient_figure.h"
-#include "client/cli/heat_map.h"
+#include "client/cli/figures.h"
 #include "client/cli/labels.h"
 #include "client/cli/local_memory.h"
-#include "client/cli/scaling.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/json.h"
 

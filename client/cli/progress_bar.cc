@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
-#include "client/console/bytes.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {

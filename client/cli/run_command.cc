@@ -21,11 +21,10 @@
 #include "base/invalid.h"
 #include "base/status_macros.h"
 #include "client/cli/attend_report.h"
-#include "client/cli/caller_flags.h"
+#include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
 #include "client/cli/linear_stream.h"
-#include "client/cli/local_operator.h"
-#include "client/cli/operator_inputs.h"
+#include "client/cli/operator_call.h"
 #include "client/cli/tensor_file.h"
 
 namespace rapt {

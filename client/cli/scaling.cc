@@ -1,5 +1,3 @@
-#include "client/cli/scaling.h"
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -9,19 +7,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/figure_style.h"
-#include "client/console/bytes.h"
+#include "client/cli/figures.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {
 
-constexpr Colour kGrid = {0xe8, 0xe8, 0xe8};
 constexpr double kPlotWidth = 560;
 constexpr double kPlotHeight = 320;
 constexpr double kTop = kMargin + kTitleSize + 28;
 constexpr double kStroke = 2;
 constexpr double kDot = 6;
-constexpr double kLegendLine = 20;
-constexpr double kLegendRow = 20;
 constexpr int kMostTicks = 12;
 
 using Bytes = std::optional<int64_t>;
@@ -68,10 +64,10 @@ struct Axis {
   double low = 63, high = 0;
 };
 
-class Chart {
+class Chart : Plotter {
  public:
   Chart(const client::MemoryEstimates& estimates, const std::string& title)
-      : estimates_(estimates.estimates), title_(title) {
+      : Plotter(title), estimates_(estimates.estimates) {
     // A curve is drawn from left to right.
     std::sort(estimates_.begin(), estimates_.end(),
               [](const auto& a, const auto& b) { return a.length < b.length; });
@@ -90,25 +86,17 @@ class Chart {
   }
 
   Picture Draw() && {
-    picture_.title = title_;
-    Add(Text{kMargin, kMargin + kTitleSize / 2, title_, kTitleSize, kInk, Anchor::kStart, 0, true});
+    DrawTitle();
     DrawAxes();
     for (const Algorithm& algorithm : kAlgorithms) DrawCurve(algorithm);
     const double widest = DrawLegend();
     AddHoverGrid();
-    picture_.height = kTop + kPlotHeight + kLabelGap + kLabelSize + kAxisTitleRoom + kMargin / 2;
-    picture_.width =
-        std::max(left_ + kPlotWidth + kPanelGap + kLegendLine + kLabelGap + widest + kMargin,
-                 kMargin * 2 + TextWidth(title_, kTitleSize, true));
-    return std::move(picture_);
+    return std::move(*this).Finish(
+        left_ + kPlotWidth + kPanelGap + kLegendLine + kLabelGap + widest + kMargin,
+        kTop + kPlotHeight + kLabelGap + kLabelSize + kAxisTitleRoom + kMargin / 2);
   }
 
  private:
-  template <typename T>
-  void Add(T figure) {
-    picture_.figures.emplace_back(std::move(figure));
-  }
-
   double X(int64_t length) const {
     return left_ + kPlotWidth * lengths_.Place(static_cast<double>(length));
   }
@@ -174,10 +162,8 @@ class Chart {
   }
 
   std::vector<client::MemoryEstimate> estimates_;
-  const std::string title_;
   Axis lengths_, bytes_;
   double left_ = 0;  // of the plot
-  Picture picture_;
 };
 
 }  // namespace

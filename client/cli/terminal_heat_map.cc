@@ -11,7 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/cli/colour.h"
+#include "client/cli/figure_style.h"
 
 namespace rapt {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "client/console/printable.h"
+#include "client/console/text.h"
 
 namespace rapt {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_format.h"
-#include "client/console/xml.h"
+#include "client/console/text.h"
 
 namespace rapt::load {
 namespace {

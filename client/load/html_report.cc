@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "base/version.h"
-#include "client/console/xml.h"
+#include "client/console/text.h"
 #include "client/load/chart.h"
 #include "client/load/result.h"
 

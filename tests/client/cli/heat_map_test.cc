@@ -1,5 +1,3 @@
-#include "client/cli/heat_map.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/cli/curves.h"
+#include "client/cli/figures.h"
 
 // Read by LeakSanitizer: fontconfig keeps its font cache until the process ends.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libfontconfig.so"; }

@@ -1,4 +1,6 @@
 // Text read and written by the command line: labels, JSON, heat maps in a terminal.
+#include "client/console/text.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +11,6 @@
 #include "client/cli/labels.h"
 #include "client/cli/terminal_heat_map.h"
 #include "client/console/json.h"
-#include "client/console/printable.h"
-#include "client/console/xml.h"
 
 namespace rapt {
 namespace {

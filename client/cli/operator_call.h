@@ -1,6 +1,6 @@
-// The inputs of an operator, read from files.
-#ifndef RAPT_CLIENT_CLI_OPERATOR_INPUTS_H_
-#define RAPT_CLIENT_CLI_OPERATOR_INPUTS_H_
+// The inputs of an operator, read from files, and its computation in this process.
+#ifndef RAPT_CLIENT_CLI_OPERATOR_CALL_H_
+#define RAPT_CLIENT_CLI_OPERATOR_CALL_H_
 
 #include <cstdint>
 #include <optional>
@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "attention/bound_call.h"
 #include "attention/tensor_operator.h"
 #include "client/cli/attend_files.h"
+#include "rapt/tensor.h"
 
 namespace rapt {
 
@@ -36,6 +38,14 @@ absl::StatusOr<OperatorInputs> LoadInputs(const std::vector<InputFile>& files,
                                           const std::optional<std::string>& key_lengths,
                                           const std::string& dtype);
 
+struct OperatorResult {
+  OutputMap<std::optional<client::Tensor>> outputs;
+  std::string backend, plan;
+};
+
+// Computes on all cores. REQUIRES: each input has the size of its shape.
+absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& inputs);
+
 }  // namespace rapt
 
-#endif  // RAPT_CLIENT_CLI_OPERATOR_INPUTS_H_
+#endif  // RAPT_CLIENT_CLI_OPERATOR_CALL_H_
