@@ -137,14 +137,14 @@ ExitCode Attend(AttendFlags flags) {
 }
 
 std::vector<Flag> Table(AttendFlags& flags) {
-  std::vector<Flag> table = flags.call.InputTable();
-  for (const std::vector<Flag>& part :
-       {flags.OutputTable(), flags.call.GradientTable(), flags.call.ForwardTable(),
-        flags.call.AttributeTable(), flags.call.StreamTable(), flags.call.CallerTable()}) {
-    table.insert(table.end(), part.begin(), part.end());
-  }
-  table.push_back({"json", "", "print a report as JSON", &flags.json});
-  return table;
+  return Joined({flags.call.InputTable(),
+                 flags.OutputTable(),
+                 flags.call.GradientTable(),
+                 flags.call.ForwardTable(),
+                 flags.call.AttributeTable(),
+                 flags.call.StreamTable(),
+                 flags.call.CallerTable(),
+                 {{"json", "", "print a report as JSON", &flags.json}}});
 }
 
 std::vector<std::string_view> ExactFlagNames() {

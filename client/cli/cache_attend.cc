@@ -45,24 +45,18 @@ struct CacheQueryFlags {
   client::CacheAttendCall call;  // without tensors and layer
 
   std::vector<Flag> Table() {
-    std::vector<Flag> table = expected.Table();
-    for (const Flag& flag : std::vector<Flag>{
-             {"position", "N",
-              "position of the first row (default: the last row sees the last token)",
-              &call.position},
-             {"scale", "X", "scale of the scores (default: 1/sqrt(D))", &call.scale},
-             {"softcap", "X", "bound of the scores: X tanh(score / X) (default: 0, none)",
-              &call.softcap},
-             {"window", "N", "tokens visible before the row's own (default: all)",
-              &call.window.left},
-             {"head-sink", "FILE", "one more score for each head, without a value, [Hq]",
-              &head_sink},
-             {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype},
-             {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
-              &call.priority}}) {
-      table.push_back(flag);
-    }
-    return table;
+    return Joined(
+        {expected.Table(),
+         {{"position", "N", "position of the first row (default: the last row sees the last token)",
+           &call.position},
+          {"scale", "X", "scale of the scores (default: 1/sqrt(D))", &call.scale},
+          {"softcap", "X", "bound of the scores: X tanh(score / X) (default: 0, none)",
+           &call.softcap},
+          {"window", "N", "tokens visible before the row's own (default: all)", &call.window.left},
+          {"head-sink", "FILE", "one more score for each head, without a value, [Hq]", &head_sink},
+          {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype},
+          {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
+           &call.priority}}});
   }
 };
 
@@ -98,15 +92,14 @@ struct AttendFlags {
   bool float_output = false;
 
   std::vector<Flag> Table() {
-    std::vector<Flag> table = {
-        {"k", "FILE", "keys of new tokens, [n, Hkv, D], which are appended first", &k},
-        {"v", "FILE", "their values, [n, Hkv, Dv]", &v},
-        {"output", "FILE", "result, [R, Hq, Dv]: a .npy file, or member y of an .npz file", &y, 'o',
-         true},
-        {"lse", "FILE", "logarithms of the sums of exponentials, [R, Hq]", &lse},
-        {"float-output", "", "results in float32, for partial results", &float_output}};
-    for (const Flag& flag : query.Table()) table.push_back(flag);
-    return table;
+    return Joined(
+        {{{"k", "FILE", "keys of new tokens, [n, Hkv, D], which are appended first", &k},
+          {"v", "FILE", "their values, [n, Hkv, Dv]", &v},
+          {"output", "FILE", "result, [R, Hq, Dv]: a .npy file, or member y of an .npz file", &y,
+           'o', true},
+          {"lse", "FILE", "logarithms of the sums of exponentials, [R, Hq]", &lse},
+          {"float-output", "", "results in float32, for partial results", &float_output}},
+         query.Table()});
   }
 };
 
@@ -168,14 +161,15 @@ ExitCode RunCacheAppend(CommandArguments arguments) {
   CacheFlags flags;
   ExpectedFlags expected;
   std::string dtype;
-  CommandLine line{
+  const CommandLine line{
       .usage = "rapt cache append ID K.npy V.npy [flags]",
       .summary = "Appends keys, [n, Hkv, D], and values, [n, Hkv, Dv], of n tokens to a layer.",
-      .flags = expected.Table(),
+      .flags =
+          Joined({expected.Table(),
+                  {{"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype}}}),
       .examples = {"rapt cache append $ID k.npy v.npy",
                    "rapt cache append $ID k.npy v.npy --layer 1 --at 0 --generation 1 --json"},
       .max_operands = 3};
-  line.flags.push_back({"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype});
   if (const auto done = flags.Parse(line, arguments, 3)) return *done;
   RAPT_EXIT_IF_ERROR(FailUsage, ValidateDTypeFlag(dtype));
   RAPT_ASSIGN_OR_EXIT(const LoadedTensor k, FailUsage, LoadTensor(flags.operands[1], "k", dtype));

@@ -9,8 +9,8 @@ namespace rapt {
 
 std::optional<ExitCode> CacheFlags::Parse(CommandLine line, CommandArguments arguments,
                                           size_t least) {
-  for (const Flag& flag : server.Table()) line.flags.push_back(flag);
-  line.flags.push_back({"json", "", "print a report as JSON", &json});
+  line.flags =
+      Joined({line.flags, server.Table(), {{"json", "", "print a report as JSON", &json}}});
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return done;
   if (operands.size() >= least) return std::nullopt;
   return Fail(ExitCode::kUsage, absl::StrFormat("%d of %d arguments given; usage: %s",

@@ -66,16 +66,16 @@ ExitCode RunCacheExport(CommandArguments arguments) {
       .summary =
           "Copies a cache to a file, or to another server, and prints the id that it has there. "
           "The cache stays where it was. --timeout covers the whole copy.",
-      .flags = {{"output", "FILE", "the file", &path, 'o'},
-                {"to", "HOST:PORT", "the server, with the flags of --address for TLS and the token",
-                 &to},
-                {"chunk-tokens", "N", "tokens of a message, at most (default: as make 1 MiB)",
-                 &chunk_tokens},
-                expected.GenerationFlag()},
+      .flags = Joined({{{"output", "FILE", "the file", &path, 'o'},
+                        {"to", "HOST:PORT",
+                         "the server, with the flags of --address for TLS and the token", &to},
+                        {"chunk-tokens", "N",
+                         "tokens of a message, at most (default: as make 1 MiB)", &chunk_tokens},
+                        expected.GenerationFlag()},
+                       import.Table()}),
       .examples = {"rapt cache export $ID -o chat.kvcache",
                    "rapt cache export $ID --to 127.0.0.1:8001 --name copy --json"},
       .max_operands = 1};
-  for (const Flag& flag : import.Table()) line.flags.push_back(flag);
   if (const auto done = flags.Parse(line, arguments, 1)) return *done;
   if (path.empty() == to.empty()) {
     return Fail(ExitCode::kUsage, "one of --output and --to must be given, and not both");

@@ -250,11 +250,10 @@ absl::StatusOr<std::unique_ptr<AttentionCaller>> NewCaller(const CallFlags& flag
 }
 
 std::vector<Flag> CallerFlags::Table() {
-  std::vector<Flag> table = {
-      {"local", "", "compute in this process, without a server", &local},
-      {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)", &priority}};
-  for (const Flag& flag : server.Table()) table.push_back(flag);
-  return table;
+  return Joined(
+      {{{"local", "", "compute in this process, without a server", &local},
+        {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)", &priority}},
+       server.Table()});
 }
 
 absl::Status CallerFlags::Check() const {

@@ -342,24 +342,21 @@ ExitCode Run(const CompareFlags& flags) {
 }
 
 std::vector<Flag> Table(CompareFlags& flags) {
-  std::vector<Flag> table = flags.call.InputTable();
-  for (const std::vector<Flag>& part : {flags.call.AttributeTable(), flags.call.CallerTable()}) {
-    table.insert(table.end(), part.begin(), part.end());
-  }
-  const std::vector<Flag> own = {
-      {"without", "LIST",
-       "flags that one side lacks: causal,head-sink (default: all but those of the scores and "
-       "shapes)",
-       &flags.without},
-      {"output", "FILE", "a picture of one head: .svg, .html or .png", &flags.picture, 'o'},
-      {"queries", "NAMES", "a label per query: a,b,c, or @file with one per line",
-       &flags.query_labels},
-      {"keys", "NAMES", "a label per key, in the same form", &flags.key_labels},
-      {"batch", "N", "batch row to draw (default: 0)", &flags.batch},
-      {"head", "N", "head to draw (default: 0)", &flags.head},
-      {"json", "", "print a report as JSON", &flags.json}};
-  table.insert(table.end(), own.begin(), own.end());
-  return table;
+  return Joined(
+      {flags.call.InputTable(),
+       flags.call.AttributeTable(),
+       flags.call.CallerTable(),
+       {{"without", "LIST",
+         "flags that one side lacks: causal,head-sink (default: all but those of the scores and "
+         "shapes)",
+         &flags.without},
+        {"output", "FILE", "a picture of one head: .svg, .html or .png", &flags.picture, 'o'},
+        {"queries", "NAMES", "a label per query: a,b,c, or @file with one per line",
+         &flags.query_labels},
+        {"keys", "NAMES", "a label per key, in the same form", &flags.key_labels},
+        {"batch", "N", "batch row to draw (default: 0)", &flags.batch},
+        {"head", "N", "head to draw (default: 0)", &flags.head},
+        {"json", "", "print a report as JSON", &flags.json}}});
 }
 
 }  // namespace

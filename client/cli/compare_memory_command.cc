@@ -329,8 +329,7 @@ ExitCode RunCompareMemoryCommand(CommandArguments arguments) {
                 {"chunk", "N", "keys in a chunk (default: 512)", &flags.chunk},
                 {"json", "", "print bytes and seconds as JSON", &flags.json}},
       .examples = {"rapt compare-memory", "rapt compare-memory --seq 512,1024 --chunk 128 --json"}};
-  std::vector<std::string> operands;
-  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments)) return *done;
   RAPT_EXIT_IF_ERROR(FailUsage, CheckFlags(flags));
   return CompareAll(flags);
 }

@@ -133,15 +133,14 @@ void PrintJson(const WordAttention& full, const WordAttention& causal, const std
 ExitCode RunDemoCommand(CommandArguments arguments) {
   ServerFlags flags;
   bool as_json = false;
-  CommandLine line{.usage = "rapt demo [flags]",
-                   .summary =
-                       "Sends \"the cat sat on the mat\" to a server and shows which word "
-                       "attends to which, without and with a causal mask.",
-                   .flags = flags.Table(),
-                   .examples = {"rapt demo", "rapt demo --address 127.0.0.1:8001 --json"}};
-  line.flags.push_back({"json", "", "print the weights as JSON", &as_json});
-  std::vector<std::string> operands;
-  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  const CommandLine line{
+      .usage = "rapt demo [flags]",
+      .summary =
+          "Sends \"the cat sat on the mat\" to a server and shows which word "
+          "attends to which, without and with a causal mask.",
+      .flags = Joined({flags.Table(), {{"json", "", "print the weights as JSON", &as_json}}}),
+      .examples = {"rapt demo", "rapt demo --address 127.0.0.1:8001 --json"}};
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments)) return *done;
   RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags));
   RAPT_ASSIGN_OR_EXIT(const WordAttention full, FailCall, Attend(*server, /*causal=*/false));
   RAPT_ASSIGN_OR_EXIT(const WordAttention causal, FailCall, Attend(*server, /*causal=*/true));

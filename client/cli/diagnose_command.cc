@@ -13,7 +13,7 @@ namespace rapt {
 ExitCode RunDiagnoseCommand(CommandArguments arguments) {
   CallFlags flags;
   bool as_json = false;
-  CommandLine line{
+  const CommandLine line{
       .usage = "rapt diagnose [ARCHIVE.npz] [--q FILE ...] [flags]",
       .summary =
           "Explains a call whose result looks wrong. Shows NaN and infinities in the inputs, the "
@@ -21,17 +21,16 @@ ExitCode RunDiagnoseCommand(CommandArguments arguments) {
           "and why the others would not. Takes the files and flags of rapt attend. With --grad "
           "also shows how the gradient flows to Q, K and V: norms, positions without gradient, "
           "vanishing and exploding gradients.",
-      .flags = flags.InputTable(),
+      .flags = Joined({flags.InputTable(),
+                       {flags.OutputGradientFlag()},
+                       flags.AttributeTable(),
+                       flags.CallerTable(),
+                       {{"json", "", "print the report as JSON", &as_json}}}),
       .examples = {"rapt diagnose --q q.npy --k k.npy --v v.npy",
                    "rapt diagnose --q x.npy --causal --local",
                    "rapt diagnose in.npz --heads 8 --kv-heads 2 --json",
                    "rapt diagnose --q q.npy --k k.npy --v v.npy --grad dy.npy"},
       .max_operands = 1};
-  line.flags.push_back(flags.OutputGradientFlag());
-  for (const std::vector<Flag>& part : {flags.AttributeTable(), flags.CallerTable()}) {
-    line.flags.insert(line.flags.end(), part.begin(), part.end());
-  }
-  line.flags.push_back({"json", "", "print the report as JSON", &as_json});
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   if (!operands.empty()) flags.sources.archive = operands.front();

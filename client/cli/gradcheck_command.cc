@@ -162,18 +162,17 @@ ExitCode Gradcheck(const GradcheckFlags& flags) {
 }
 
 std::vector<Flag> Table(GradcheckFlags& flags) {
-  std::vector<Flag> table = {
-      {"all", "", "compare every element: two calls for each; h = 1e-6, within 1e-4", &flags.all},
-      {"batch", "N", "without --q: batch rows to draw (default: 1)", &flags.batch},
-      {"seq", "N", "without --q: queries and keys to draw (default: 8)", &flags.seq},
-      {"head-size", "N", "without --q: head size to draw (default: 8)", &flags.head_size},
-      {"draw", "N", "seed of the direction and of drawn tensors (default: 0)", &flags.draw},
-      {"json", "", "print a report as JSON", &flags.json}};
-  for (const std::vector<Flag>& part : {flags.call.InputTable(), flags.call.GradientTable(),
-                                        flags.call.AttributeTable(), flags.call.CallerTable()}) {
-    table.insert(table.end(), part.begin(), part.end());
-  }
-  return table;
+  return Joined(
+      {{{"all", "", "compare every element: two calls for each; h = 1e-6, within 1e-4", &flags.all},
+        {"batch", "N", "without --q: batch rows to draw (default: 1)", &flags.batch},
+        {"seq", "N", "without --q: queries and keys to draw (default: 8)", &flags.seq},
+        {"head-size", "N", "without --q: head size to draw (default: 8)", &flags.head_size},
+        {"draw", "N", "seed of the direction and of drawn tensors (default: 0)", &flags.draw},
+        {"json", "", "print a report as JSON", &flags.json}},
+       flags.call.InputTable(),
+       flags.call.GradientTable(),
+       flags.call.AttributeTable(),
+       flags.call.CallerTable()});
 }
 
 }  // namespace

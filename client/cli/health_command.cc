@@ -27,18 +27,18 @@ ExitCode RunHealthCommand(CommandArguments arguments) {
   ServerFlags flags;
   std::string service;
   bool as_json = false;
-  CommandLine line{.usage = "rapt health [flags]",
-                   .summary =
-                       "Checks whether a server is ready. Exits with 0 if it is, 1 if it is not, "
-                       "3 if no server responds.",
-                   .flags = flags.Table(),
-                   .examples = {"rapt health", "rapt health --address 127.0.0.1:8001 --json"}};
-  line.flags.push_back({"service", "NAME",
-                        "a single service, e.g. rapt.v1.AttentionService (default: the server)",
-                        &service});
-  line.flags.push_back({"json", "", "print the status as JSON", &as_json});
-  std::vector<std::string> operands;
-  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  const CommandLine line{
+      .usage = "rapt health [flags]",
+      .summary =
+          "Checks whether a server is ready. Exits with 0 if it is, 1 if it is not, "
+          "3 if no server responds.",
+      .flags = Joined(
+          {flags.Table(),
+           {{"service", "NAME",
+             "a single service, e.g. rapt.v1.AttentionService (default: the server)", &service},
+            {"json", "", "print the status as JSON", &as_json}}}),
+      .examples = {"rapt health", "rapt health --address 127.0.0.1:8001 --json"}};
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments)) return *done;
   const absl::StatusOr<client::HealthStatus> health = CheckHealth(flags, service);
   if (absl::IsUnavailable(health.status()) || absl::IsInvalidArgument(health.status())) {
     return FailConnect(health.status());

@@ -121,15 +121,13 @@ void PrintJson(const client::ServerInfo& info, const std::string& address) {
 ExitCode RunInfoCommand(CommandArguments arguments) {
   ServerFlags flags;
   bool as_json = false;
-  CommandLine line{
+  const CommandLine line{
       .usage = "rapt info [flags]",
       .summary =
           "Shows a server's version, backends, instruction sets, threads, limits and caches.",
-      .flags = flags.Table(),
+      .flags = Joined({flags.Table(), {{"json", "", "print the report as JSON", &as_json}}}),
       .examples = {"rapt info", "rapt info --address 127.0.0.1:8001 --json"}};
-  line.flags.push_back({"json", "", "print the report as JSON", &as_json});
-  std::vector<std::string> operands;
-  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments)) return *done;
   RAPT_ASSIGN_OR_EXIT(const auto server, FailConnect, Connect(flags));
   RAPT_ASSIGN_OR_EXIT(const client::ServerInfo info, FailCall, server->GetServerInfo());
   (as_json ? PrintJson : Print)(info, flags.address);

@@ -33,28 +33,27 @@ struct LayerFlags {
   CallerFlags caller;
 
   std::vector<Flag> Table() {
-    std::vector<Flag> table = {
-        {"model", "NAME", "a layer of the server's repository; with --local its folder", &model,
-         '\0', true},
-        {"query", "FILE", "[S, E] or [B, S, E]", &query, '\0', true},
-        {"key", "FILE", "[S, Ek] or [B, S, Ek] (default: --query)", &key},
-        {"value", "FILE", "[S, Ev] or [B, S, Ev] (default: --key)", &value},
-        {"mask", "FILE", "bool, true attends, or a number to add; broadcast to [B, H, Sq, Sk]",
-         &mask},
-        {"key-lengths", "FILE", "integers [B]: later keys are hidden", &key_lengths},
-        {"input-ids", "FILE", "integers [S] or [B, S]: keys of the layer's pad token are hidden",
-         &input_ids},
-        {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype},
-        {"output", "FILE", "result: a .npy file, or member y of an .npz file", &y, 'o', true},
-        {"weights", "FILE", "attention weights of each head", &weights},
-        {"average", "", "--weights are averaged over the heads", &average},
-        {"causal", "", "a query sees the keys up to its position (default: as configured)",
-         &causal},
-        {"dropout", "P", "fraction of the weights to drop", &dropout},
-        {"seed", "N", "seed of --dropout (default: 0)", &seed}};
-    for (const Flag& flag : caller.Table()) table.push_back(flag);
-    table.push_back({"json", "", "print a report as JSON", &json});
-    return table;
+    return Joined(
+        {{{"model", "NAME", "a layer of the server's repository; with --local its folder", &model,
+           '\0', true},
+          {"query", "FILE", "[S, E] or [B, S, E]", &query, '\0', true},
+          {"key", "FILE", "[S, Ek] or [B, S, Ek] (default: --query)", &key},
+          {"value", "FILE", "[S, Ev] or [B, S, Ev] (default: --key)", &value},
+          {"mask", "FILE", "bool, true attends, or a number to add; broadcast to [B, H, Sq, Sk]",
+           &mask},
+          {"key-lengths", "FILE", "integers [B]: later keys are hidden", &key_lengths},
+          {"input-ids", "FILE", "integers [S] or [B, S]: keys of the layer's pad token are hidden",
+           &input_ids},
+          {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype},
+          {"output", "FILE", "result: a .npy file, or member y of an .npz file", &y, 'o', true},
+          {"weights", "FILE", "attention weights of each head", &weights},
+          {"average", "", "--weights are averaged over the heads", &average},
+          {"causal", "", "a query sees the keys up to its position (default: as configured)",
+           &causal},
+          {"dropout", "P", "fraction of the weights to drop", &dropout},
+          {"seed", "N", "seed of --dropout (default: 0)", &seed}},
+         caller.Table(),
+         {{"json", "", "print a report as JSON", &json}}});
   }
 };
 
@@ -168,8 +167,7 @@ ExitCode RunLayerAttend(CommandArguments arguments) {
       .examples = {"rapt attend --model torch_block --query x.npy -o y.npy --weights w.npy",
                    "rapt attend --model bahdanau --query state.npy --key encoder.npy -o y.npy",
                    "rapt attend --model models/torch_block --local --query x.npy -o y.npy"}};
-  std::vector<std::string> operands;
-  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments)) return *done;
   return Attend(std::move(flags));
 }
 

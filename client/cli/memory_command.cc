@@ -265,8 +265,7 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
   for (const Flag& flag : flags.server.Table()) {
     if (flag.name != "address") line.flags.push_back(flag);
   }
-  std::vector<std::string> operands;
-  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments)) return *done;
   if (flags.model) {
     return Estimate(flags, LayerQuestionOf(flags), flags.json ? PrintLayerJson : PrintLayer);
   }

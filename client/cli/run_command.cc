@@ -161,9 +161,7 @@ std::vector<Flag> OperatorFlags::Table() {
         {"stream", "", "send the tokens in chunks; the server keeps the state", &caller.stream});
     table.push_back({"chunk", "N", "tokens in a chunk (default: about 8 MiB)", &caller.chunk});
   }
-  for (const Flag& flag : caller.Table()) table.push_back(flag);
-  table.push_back({"json", "", "print a report as JSON", &json});
-  return table;
+  return Joined({table, caller.Table(), {{"json", "", "print a report as JSON", &json}}});
 }
 
 absl::Status CheckFlags(OperatorFlags& flags) {

@@ -127,6 +127,12 @@ std::unique_ptr<CLI::App> MakeApp(const CommandLine& line) {
 
 }  // namespace
 
+std::vector<Flag> Joined(std::initializer_list<std::vector<Flag>> tables) {
+  std::vector<Flag> rows;
+  for (const std::vector<Flag>& table : tables) rows.insert(rows.end(), table.begin(), table.end());
+  return rows;
+}
+
 std::vector<std::string_view> NamesOf(const std::vector<Flag>& flags) {
   std::vector<std::string_view> names;
   names.reserve(flags.size());

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -60,6 +61,9 @@ inline Flag Of(std::string_view of, Flag flag) {
   flag.of = of;
   return flag;
 }
+
+// Returns the rows of all tables.
+std::vector<Flag> Joined(std::initializer_list<std::vector<Flag>> tables);
 
 std::vector<std::string_view> NamesOf(const std::vector<Flag>& flags);
 

@@ -40,7 +40,7 @@ std::optional<ExitCode> ParseOrExit(const CommandLine& line,
     std::fputs(parsed->text_to_print.c_str(), stdout);
     return ExitCode::kOk;
   }
-  *operands = std::move(parsed->operands);
+  if (operands != nullptr) *operands = std::move(parsed->operands);
   return std::nullopt;
 }
 

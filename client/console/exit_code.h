@@ -55,11 +55,12 @@ ExitCode FailCall(const absl::Status& status);
     }                                                                  \
   } while (false)
 
-// Sets the flags' targets and `operands`. Returns an exit code if the command ends here: --help was
-// given, which prints the help, or the arguments are wrong.
+// Sets the flags' targets and `operands`, which may be null for a command without. Returns an exit
+// code if the command ends here: --help was given, which prints the help, or the arguments are
+// wrong.
 std::optional<ExitCode> ParseOrExit(const CommandLine& line,
                                     absl::Span<const std::string> arguments,
-                                    std::vector<std::string>* operands);
+                                    std::vector<std::string>* operands = nullptr);
 
 }  // namespace rapt
 
