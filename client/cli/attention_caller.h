@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "rapt/client.h"
@@ -27,13 +28,10 @@ class AttentionCaller {
 // Computes in this process, on all cores.
 std::unique_ptr<AttentionCaller> NewLocalCaller();
 
-// Sends calls to the server.
-std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server);
-
-// Streams Attend to the server in chunks of `chunk` rows; 0: the library chooses. Shows progress
-// on the terminal. Sends other calls whole.
-std::unique_ptr<AttentionCaller> NewStreamCaller(std::unique_ptr<client::Client> server,
-                                                 int64_t chunk);
+// Sends calls to the server. With `chunk`, streams Attend in chunks of so many rows, 0: as many as
+// the library chooses, and shows the progress on the terminal.
+std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server,
+                                                 std::optional<int64_t> chunk = std::nullopt);
 
 }  // namespace rapt
 

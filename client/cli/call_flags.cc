@@ -243,10 +243,8 @@ absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags) {
 absl::StatusOr<std::unique_ptr<AttentionCaller>> NewCaller(const CallFlags& flags) {
   RAPT_ASSIGN_OR_RETURN(std::unique_ptr<client::Client> server, flags.caller.Connect());
   if (server == nullptr) return NewLocalCaller();
-  if (flags.caller.stream) {
-    return NewStreamCaller(std::move(server), flags.caller.chunk.value_or(0));
-  }
-  return NewRemoteCaller(std::move(server));
+  if (!flags.caller.stream) return NewRemoteCaller(std::move(server));
+  return NewRemoteCaller(std::move(server), flags.caller.chunk.value_or(0));
 }
 
 std::vector<Flag> CallerFlags::Table() {

@@ -111,7 +111,7 @@ absl::StatusOr<Report> ComputeHere(const LayerFlags& flags, const LoadedInputs& 
   if (flags.dropout) call.dropout = Dropout{*flags.dropout, flags.seed};
   RAPT_ASSIGN_OR_RETURN(const auto op, MakeLayerCall(std::move(layer), call));
   RAPT_ASSIGN_OR_RETURN(OperatorResult computed,
-                        RunHere(BoundCall(op), loaded.inputs.ToArguments()));
+                        RunHere(BoundCall(op), loaded.inputs.ToArguments(), pool));
   const client::LayerResult result{
       *std::move(computed.outputs[Role::kY]),
       std::move(computed.outputs[flags.average ? kAveragedWeights : kLayerWeights])};

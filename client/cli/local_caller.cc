@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -7,15 +6,16 @@
 
 #include "attention/attention.h"
 #include "attention/attributes.h"
+#include "attention/bound_call.h"
 #include "attention/diagnosis.h"
 #include "attention/field_names.h"
 #include "attention/operator.h"
-#include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "base/host_limits.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "client/cli/attention_caller.h"
+#include "client/cli/operator_call.h"
 #include "client/cpp/call_fields.h"
 
 namespace rapt {
@@ -125,17 +125,6 @@ Arguments InputsOf(const Call& call, const ResolvedCall& resolved) {
 
 // --- Its outputs ---
 
-// Returns a buffer for an output.
-std::string NewBuffer(const TensorSpec& spec) {
-  const absl::StatusOr<int64_t> bytes = ByteSize("output", spec);
-  RAPT_CHECK(bytes.ok(), "a resolved call has outputs whose sizes fit");
-  return std::string(*bytes, '\0');
-}
-
-client::Tensor ToTensor(const TensorSpec& spec, std::string bytes) {
-  return {spec.dtype, spec.shape, std::move(bytes)};
-}
-
 void Set(Role output, client::Tensor tensor, client::AttendResult& result) {
   const client::CallOutput* row = client::FindCallOutput(kNativeNames[output]);
   RAPT_CHECK(row != nullptr, "the client has no such output");
@@ -235,41 +224,26 @@ class LocalCaller : public AttentionCaller {
   template <typename Call>
   absl::StatusOr<client::Diagnosis> Explain(const Call& call, const OperatorCall& in_library) {
     RAPT_ASSIGN_OR_RETURN(const ResolvedCall resolved, Resolve(in_library, kNativeNames));
-    RAPT_ASSIGN_OR_RETURN(
-        const DiagnosisReport report,
-        rapt::Diagnose(resolved.problem, InputsOf(call, resolved), options(), pool_, kNativeNames));
+    RAPT_ASSIGN_OR_RETURN(const DiagnosisReport report,
+                          rapt::Diagnose(resolved.problem, InputsOf(call, resolved),
+                                         {.threads = pool_.workers()}, pool_, kNativeNames));
     return ToDiagnosis(call, report);
   }
 
   template <typename Result, typename Call>
   absl::StatusOr<Result> Compute(const Call& call, const OperatorCall& in_library) {
     RAPT_ASSIGN_OR_RETURN(const ResolvedCall resolved, Resolve(in_library, kNativeNames));
-    RAPT_ASSIGN_OR_RETURN(const Plan plan, MakePlan(resolved.problem, options()));
-
-    Arguments arguments = InputsOf(call, resolved);
-    OutputMap<std::string> outputs;
-    for (Role role : OutputsOf(resolved.problem)) {
-      outputs[role] = NewBuffer(resolved.outputs[role]);
-      arguments.outputs[role] =
-          resolved.Output(role, reinterpret_cast<std::byte*>(outputs[role].data()));
-    }
-
-    AlignedBuffer workspace(plan.workspace_bytes());
-    const auto start = std::chrono::steady_clock::now();
-    RAPT_RETURN_IF_ERROR(Run(plan, arguments, workspace.span(), pool_));
+    RAPT_ASSIGN_OR_RETURN(OperatorResult computed,
+                          RunHere(BoundCall(resolved), InputsOf(call, resolved), pool_));
     Result result;
-    result.compute_time = std::chrono::duration_cast<std::chrono::microseconds>(
-        std::chrono::steady_clock::now() - start);
+    result.compute_time = computed.compute_time;
     for (Role role : OutputsOf(resolved.problem)) {
-      Set(role, ToTensor(resolved.outputs[role], std::move(outputs[role])), result);
+      Set(role, *std::move(computed.outputs[role]), result);
     }
-    result.backend =
-        plan.routing.backend == nullptr ? "" : std::string(plan.routing.backend->name());
-    result.plan = plan.Describe();
+    result.backend = std::move(computed.backend);
+    result.plan = std::move(computed.plan);
     return result;
   }
-
-  PlanOptions options() const { return {.threads = pool_.workers()}; }
 
   ThreadPool pool_;
 };

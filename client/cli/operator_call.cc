@@ -4,9 +4,7 @@
 
 #include "attention/attention.h"
 #include "base/aligned_buffer.h"
-#include "base/host_limits.h"
 #include "base/status_macros.h"
-#include "base/thread_pool.h"
 
 namespace rapt {
 
@@ -50,7 +48,8 @@ absl::StatusOr<OperatorInputs> LoadInputs(const std::vector<InputFile>& files,
   return inputs;
 }
 
-absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& inputs) {
+absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& inputs,
+                                       ThreadPool& pool) {
   Arguments arguments = inputs;
   OutputMap<std::string> bytes;
   for (Role role : kAllOutputs) {
@@ -60,12 +59,15 @@ absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& i
     bytes[role].resize(static_cast<size_t>(size));
     arguments.outputs[role].data = reinterpret_cast<std::byte*>(bytes[role].data());
   }
-  ThreadPool pool(ReadHostLimits().cores);
   RAPT_ASSIGN_OR_RETURN(const Plan plan, call.MakePlan({.threads = pool.workers()}));
   AlignedBuffer workspace(plan.workspace_bytes());
+  const auto start = std::chrono::steady_clock::now();
   RAPT_RETURN_IF_ERROR(call.Run(plan, arguments, workspace.span(), pool));
-  OperatorResult result{
-      .outputs = {}, .backend = std::string(plan.routing.backend->name()), .plan = plan.Describe()};
+  OperatorResult result;
+  result.compute_time = std::chrono::duration_cast<std::chrono::microseconds>(
+      std::chrono::steady_clock::now() - start);
+  if (plan.routing.backend != nullptr) result.backend = std::string(plan.routing.backend->name());
+  result.plan = plan.Describe();
   for (Role role : kAllOutputs) {
     const std::optional<TensorSpec>& spec = call.outputs()[role];
     if (!spec) continue;

@@ -2,6 +2,7 @@
 #ifndef RAPT_CLIENT_CLI_OPERATOR_CALL_H_
 #define RAPT_CLIENT_CLI_OPERATOR_CALL_H_
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "attention/bound_call.h"
 #include "attention/tensor_operator.h"
+#include "base/thread_pool.h"
 #include "client/cli/attend_files.h"
 #include "rapt/tensor.h"
 
@@ -40,11 +42,13 @@ absl::StatusOr<OperatorInputs> LoadInputs(const std::vector<InputFile>& files,
 
 struct OperatorResult {
   OutputMap<std::optional<client::Tensor>> outputs;
-  std::string backend, plan;
+  std::string backend, plan;  // empty: nothing was to be computed
+  std::chrono::microseconds compute_time{0};
 };
 
-// Computes on all cores. REQUIRES: each input has the size of its shape.
-absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& inputs);
+// Computes on the pool's threads. REQUIRES: each input has the size of its shape.
+absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& inputs,
+                                       ThreadPool& pool);
 
 }  // namespace rapt
 

@@ -1,3 +1,4 @@
+#include <optional>
 #include <utility>
 
 #include "client/cli/attention_caller.h"
@@ -6,12 +7,20 @@
 namespace rapt {
 namespace {
 
-class RemoteCaller : public AttentionCaller {
+class RemoteCaller final : public AttentionCaller {
  public:
-  explicit RemoteCaller(std::unique_ptr<client::Client> server) : server_(std::move(server)) {}
+  RemoteCaller(std::unique_ptr<client::Client> server, std::optional<int64_t> chunk)
+      : server_(std::move(server)), chunk_(chunk) {}
 
   absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) override {
-    return server_->Attend(call);
+    if (!chunk_) return server_->Attend(call);
+    ProgressBar bar;
+    client::StreamOptions stream;
+    stream.query_chunk = stream.key_chunk = *chunk_;
+    stream.progress = [&bar](const client::StreamProgress& now) {
+      bar.Show(now.sent_bytes, now.bytes);
+    };
+    return server_->AttendStream(call, stream);
   }
 
   absl::StatusOr<client::BackwardResult> AttendBackward(const client::BackwardCall& call) override {
@@ -26,42 +35,16 @@ class RemoteCaller : public AttentionCaller {
     return server_->Diagnose(call);
   }
 
- protected:
-  client::Client& server() { return *server_; }
-
  private:
   const std::unique_ptr<client::Client> server_;
-};
-
-// Sends calls of attention in chunks.
-class StreamCaller final : public RemoteCaller {
- public:
-  StreamCaller(std::unique_ptr<client::Client> server, int64_t chunk)
-      : RemoteCaller(std::move(server)), chunk_(chunk) {}
-
-  absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) override {
-    ProgressBar bar;
-    client::StreamOptions stream;
-    stream.query_chunk = stream.key_chunk = chunk_;
-    stream.progress = [&bar](const client::StreamProgress& now) {
-      bar.Show(now.sent_bytes, now.bytes);
-    };
-    return server().AttendStream(call, stream);
-  }
-
- private:
-  const int64_t chunk_;
+  const std::optional<int64_t> chunk_;  // absent: calls are sent whole
 };
 
 }  // namespace
 
-std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server) {
-  return std::make_unique<RemoteCaller>(std::move(server));
-}
-
-std::unique_ptr<AttentionCaller> NewStreamCaller(std::unique_ptr<client::Client> server,
-                                                 int64_t chunk) {
-  return std::make_unique<StreamCaller>(std::move(server), chunk);
+std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server,
+                                                 std::optional<int64_t> chunk) {
+  return std::make_unique<RemoteCaller>(std::move(server), chunk);
 }
 
 }  // namespace rapt

@@ -18,8 +18,10 @@
 #include "absl/strings/str_replace.h"
 #include "attention/operator_schema.h"
 #include "base/arguments.h"
+#include "base/host_limits.h"
 #include "base/invalid.h"
 #include "base/status_macros.h"
+#include "base/thread_pool.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
@@ -253,7 +255,9 @@ absl::StatusOr<BoundCall> Check(const OperatorFlags& flags, const LoadedInputs& 
 
 absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInputs& loaded) {
   RAPT_ASSIGN_OR_RETURN(const BoundCall call, Check(flags, loaded));
-  RAPT_ASSIGN_OR_RETURN(const OperatorResult computed, RunHere(call, loaded.inputs.ToArguments()));
+  ThreadPool pool(ReadHostLimits().cores);
+  RAPT_ASSIGN_OR_RETURN(const OperatorResult computed,
+                        RunHere(call, loaded.inputs.ToArguments(), pool));
   Report report{.outputs = {}, .backend = computed.backend, .plan = computed.plan};
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     if (!IsWanted(flags, n)) continue;

@@ -53,51 +53,38 @@ std::string PeerNameOf(const sockaddr_storage& peer) {
   return absl::StrCat("ipv6:[", text, "]:", ntohs(name.sin6_port));
 }
 
-ConnectionCounts::ConnectionCounts(int64_t total, int64_t per_network)
+SharedConnectionCounts::SharedConnectionCounts(int64_t total, int64_t per_network)
     : total_(total),
       per_network_(per_network > 0 ? per_network : std::max<int64_t>(1, total / kPartOfNetwork)) {}
 
-bool ConnectionCounts::IsAtLimit(const PeerNetwork& network) const {
+bool SharedConnectionCounts::IsAtLimit(const PeerNetwork& network) const {
   const auto own = by_network_.find(network);
   return own != by_network_.end() && own->second >= per_network_;
 }
 
-bool ConnectionCounts::IsFullFor(const PeerNetwork& network) const {
-  return IsFull() || IsAtLimit(network);
-}
-
-bool ConnectionCounts::Enter(const PeerNetwork& network) {
-  if (IsFullFor(network)) return false;
+void SharedConnectionCounts::Add(const PeerNetwork& network) {
   ++count_;
   ++by_network_[network];
-  return true;
 }
 
-void ConnectionCounts::Leave(const PeerNetwork& network) {
+void SharedConnectionCounts::Remove(const PeerNetwork& network) {
   --count_;
   const auto own = by_network_.find(network);
   if (--own->second == 0) by_network_.erase(own);
 }
 
-bool ConnectionCounts::Replace(const PeerNetwork& leaving, const PeerNetwork& arriving) {
-  if (leaving != arriving && IsAtLimit(arriving)) return false;
-  Leave(leaving);
-  ++count_;
-  ++by_network_[arriving];
-  return true;
-}
-
 bool SharedConnectionCounts::Enter(const PeerNetwork& network) {
-  MutexLock lock(mutex_);
-  const bool has_entered = counts_.Enter(network);
-  if (!has_entered) ++refused_;
-  return has_entered;
+  if (TryEnter(network) == Entrance::kEntered) return true;
+  Refuse();
+  return false;
 }
 
 SharedConnectionCounts::Entrance SharedConnectionCounts::TryEnter(const PeerNetwork& network) {
   MutexLock lock(mutex_);
-  if (counts_.IsFull()) return Entrance::kFull;
-  return counts_.Enter(network) ? Entrance::kEntered : Entrance::kAtLimit;
+  if (count_ >= total_) return Entrance::kFull;
+  if (IsAtLimit(network)) return Entrance::kAtLimit;
+  Add(network);
+  return Entrance::kEntered;
 }
 
 void SharedConnectionCounts::Refuse() {
@@ -107,17 +94,20 @@ void SharedConnectionCounts::Refuse() {
 
 void SharedConnectionCounts::Leave(const PeerNetwork& network) {
   MutexLock lock(mutex_);
-  counts_.Leave(network);
+  Remove(network);
 }
 
 bool SharedConnectionCounts::Replace(const PeerNetwork& leaving, const PeerNetwork& arriving) {
   MutexLock lock(mutex_);
-  return counts_.Replace(leaving, arriving);
+  if (leaving != arriving && IsAtLimit(arriving)) return false;
+  Remove(leaving);
+  Add(arriving);
+  return true;
 }
 
 int64_t SharedConnectionCounts::count() const {
   MutexLock lock(mutex_);
-  return counts_.count();
+  return count_;
 }
 
 int64_t SharedConnectionCounts::refused() const {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 
@@ -11,22 +12,14 @@ namespace {
 constexpr size_t kMaxTimeoutDigits = 8;
 
 std::optional<std::chrono::nanoseconds> UnitOf(char unit) {
-  switch (unit) {
-    case 'H':
-      return std::chrono::hours(1);
-    case 'M':
-      return std::chrono::minutes(1);
-    case 'S':
-      return std::chrono::seconds(1);
-    case 'm':
-      return std::chrono::milliseconds(1);
-    case 'u':
-      return std::chrono::microseconds(1);
-    case 'n':
-      return std::chrono::nanoseconds(1);
-    default:
-      return std::nullopt;
+  static constexpr std::pair<char, std::chrono::nanoseconds> kUnits[] = {
+      {'H', std::chrono::hours(1)},        {'M', std::chrono::minutes(1)},
+      {'S', std::chrono::seconds(1)},      {'m', std::chrono::milliseconds(1)},
+      {'u', std::chrono::microseconds(1)}, {'n', std::chrono::nanoseconds(1)}};
+  for (const auto& [name, length] : kUnits) {
+    if (name == unit) return length;
   }
+  return std::nullopt;
 }
 
 }  // namespace
