@@ -116,12 +116,6 @@ CallData::CallData(const CallShape& shape, uint64_t seed) : shape_(shape) {
   }
 }
 
-int64_t CallData::input_bytes() const {
-  int64_t bytes = static_cast<int64_t>(key_lengths_.size() * sizeof(int64_t));
-  for (const AlignedBuffer& buffer : buffers_) bytes += static_cast<int64_t>(buffer.size());
-  return bytes;
-}
-
 int64_t CallData::y_bytes() const { return static_cast<int64_t>(call_.q.data.size()); }
 
 absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {

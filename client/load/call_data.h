@@ -31,9 +31,7 @@ class CallData {
   const CallShape& shape() const { return shape_; }
   // Refers to this object's memory.
   const client::AttendCall& call() const { return call_; }
-  // The sizes of all inputs, and of Y.
-  int64_t input_bytes() const;
-  int64_t y_bytes() const;
+  int64_t y_bytes() const;  // the size of Y
 
   // Compares a sample of the rows of Y with the definition in float64. Internal names an element
   // that differs.

@@ -311,14 +311,4 @@ PageList PageList::Fork(int64_t length) const {
 
 Snapshot PageList::Take(int64_t length) const { return Snapshot(table_, shape_, length); }
 
-int64_t PageList::SharedPages(const PageList& a, const PageList& b) {
-  const int64_t most = std::min(a.pages(), b.pages());
-  int64_t shared = 0;
-  while (shared < most && a.table_->page(shared) != nullptr &&
-         a.table_->page(shared) == b.table_->page(shared)) {
-    ++shared;
-  }
-  return shared;
-}
-
 }  // namespace rapt::cache

@@ -147,9 +147,6 @@ class PageList {
   PageList Fork(int64_t length) const;
   Snapshot Take(int64_t length) const;
 
-  // Returns how many pages at the beginning are the same ones.
-  static int64_t SharedPages(const PageList& a, const PageList& b);
-
  private:
   int64_t MissingPages(int64_t count) const;
   // The pages that a list of `length` tokens, which must copy its last page, needs to grow.

@@ -75,6 +75,14 @@ Tokens Read(const Snapshot& snapshot) {
 
 Tokens Read(const PageList& list) { return Read(list.Take(list.length())); }
 
+// Returns how many pages at the beginning are the same ones.
+int64_t SharedPages(const PageList& a, const PageList& b) {
+  const Snapshot first = a.Take(a.length()), second = b.Take(b.length());
+  const auto pages = first.pages(), others = second.pages();
+  return std::mismatch(pages.begin(), pages.end(), others.begin(), others.end()).first -
+         pages.begin();
+}
+
 void Append(PageList& list, const Tokens& tokens) {
   const absl::Status status = list.Reserve(tokens.count());
   ASSERT_TRUE(status.ok()) << status;
@@ -127,10 +135,10 @@ TEST_F(PageListTest, AForkSharesPagesUntilItAppends) {
   PageList parent(arena_, kShape);
   Append(parent, RandomTokens(130, random_));
   PageList fork = parent.Fork(130);
-  EXPECT_EQ(PageList::SharedPages(parent, fork), 3);
+  EXPECT_EQ(SharedPages(parent, fork), 3);
   EXPECT_EQ(arena_.used_bytes(), 3 * kShape.page_bytes());
   Append(fork, RandomTokens(1, random_));
-  EXPECT_EQ(PageList::SharedPages(parent, fork), 2);
+  EXPECT_EQ(SharedPages(parent, fork), 2);
   EXPECT_EQ(arena_.used_bytes(), 4 * kShape.page_bytes());
   // The parent took the page, so it goes on in place.
   Append(parent, RandomTokens(1, random_));
