@@ -125,26 +125,7 @@ ShardedResult Merge(absl::Span<const CacheAttendResult> partials) {
 
 }  // namespace
 
-class ShardedCache::State {
- public:
-  State(const CacheOptions& options, size_t shards)
-      : options_(options), pool_(static_cast<int>(shards)) {}
-
-  absl::Status Add(const Shard& shard, const CallOptions& options);
-  // Leaves named caches to their leases: they may have existed. The others are closed as usual.
-  void Abandon();
-
-  size_t shards() const { return parts_.size(); }
-  const Cache& cache(size_t shard) const { return parts_[shard].cache; }
-  std::vector<int64_t> lengths() const;
-
-  absl::Status Append(absl::Span<const CacheTokens> parts, const CallOptions& options);
-  absl::Status Fill(size_t shard, absl::Span<const CacheTokens> parts, const CallOptions& options);
-  absl::StatusOr<ShardedResult> Attend(const CacheAttendCall& call, const CallOptions& options);
-  absl::Status Truncate(int64_t length, const CallOptions& options);
-  absl::Status Rebuild(size_t shard, Client& server, CacheReader* from, const CallOptions& options);
-
- private:
+struct ShardedCache::State {
   struct Part {
     Client* server;
     CacheOptions options;
@@ -161,6 +142,13 @@ class ShardedCache::State {
 
     bool IsFull(size_t layer) const { return lengths[layer] == capacity; }
   };
+
+  State(const CacheOptions& options, size_t shards)
+      : cache_options(options), pool(static_cast<int>(shards)) {}
+
+  absl::Status Add(const Shard& shard, const CallOptions& options);
+  // Leaves named caches to their leases: they may have existed. The others are closed as usual.
+  void Abandon();
 
   absl::Status CheckLayer(int32_t layer) const;
   int64_t LengthOf(size_t layer) const;
@@ -179,66 +167,60 @@ class ShardedCache::State {
                       absl::FunctionRef<absl::Status(size_t piece)> body);
   absl::Status Store(absl::Span<const std::vector<CacheTokens>> by_shard,
                      const CallOptions& options);
+  // `from` may be null.
+  absl::Status Rebuild(size_t shard, Client& server, CacheReader* from, const CallOptions& options);
 
-  const CacheOptions options_;
-  std::vector<Part> parts_;
-  ThreadPool pool_;
+  const CacheOptions cache_options;
+  std::vector<Part> parts;
+  ThreadPool pool;
 };
 
 absl::Status ShardedCache::State::Add(const Shard& shard, const CallOptions& options) {
-  const int64_t begin = parts_.empty() ? 0 : parts_.back().begin + parts_.back().capacity;
+  const int64_t begin = parts.empty() ? 0 : parts.back().begin + parts.back().capacity;
   const int64_t capacity = shard.tokens == 0 ? kUnlimited - begin : shard.tokens;
-  const std::optional<int64_t> first = CheckedAdd(options_.first_position, begin);
+  const std::optional<int64_t> first = CheckedAdd(cache_options.first_position, begin);
   if (!first || !CheckedAdd(begin, capacity)) {
     return Invalid("the tokens of all shards, with first_position, exceed 64 bits");
   }
-  CacheOptions cache = options_;
-  if (!cache.name.empty()) absl::StrAppend(&cache.name, "/", parts_.size());
+  CacheOptions cache = cache_options;
+  if (!cache.name.empty()) absl::StrAppend(&cache.name, "/", parts.size());
   cache.first_position = *first;
-  cache.reserve_tokens = std::clamp<int64_t>(options_.reserve_tokens - begin, 0, capacity);
+  cache.reserve_tokens = std::clamp<int64_t>(cache_options.reserve_tokens - begin, 0, capacity);
   absl::StatusOr<Cache> made = CreateCache(*shard.server, cache, options);
   if (!made.ok()) {
     absl::Status named(made.status().code(),
-                       absl::StrCat("shard ", parts_.size(), ": ", made.status().message()));
+                       absl::StrCat("shard ", parts.size(), ": ", made.status().message()));
     SetReason(ReasonOf(made.status()), named);
     return named;
   }
   std::vector<int64_t> lengths = made->lengths(), needed(lengths.size());
   std::vector<bool> sent(lengths.size());
-  parts_.push_back({shard.server, std::move(cache), *std::move(made), begin, capacity,
-                    std::move(lengths), std::move(needed), std::move(sent)});
-  for (int64_t length : parts_.back().lengths) {
+  parts.push_back({shard.server, std::move(cache), *std::move(made), begin, capacity,
+                   std::move(lengths), std::move(needed), std::move(sent)});
+  for (int64_t length : parts.back().lengths) {
     if (length <= capacity) continue;
-    return Named(parts_.size() - 1, absl::FailedPreconditionError(
-                                        absl::StrCat("the cache of this name has ", length,
-                                                     " tokens; the shard holds ", capacity)));
+    return Named(parts.size() - 1, absl::FailedPreconditionError(
+                                       absl::StrCat("the cache of this name has ", length,
+                                                    " tokens; the shard holds ", capacity)));
   }
   return absl::OkStatus();
 }
 
 void ShardedCache::State::Abandon() {
-  if (options_.name.empty()) return;
-  for (Part& part : parts_) part.cache.Release();
-  parts_.clear();
-}
-
-std::vector<int64_t> ShardedCache::State::lengths() const {
-  std::vector<int64_t> lengths;
-  for (size_t layer = 0; layer < parts_[0].lengths.size(); ++layer) {
-    lengths.push_back(LengthOf(layer));
-  }
-  return lengths;
+  if (cache_options.name.empty()) return;
+  for (Part& part : parts) part.cache.Release();
+  parts.clear();
 }
 
 absl::Status ShardedCache::State::CheckLayer(int32_t layer) const {
-  const size_t layers = parts_[0].lengths.size();
+  const size_t layers = parts[0].lengths.size();
   if (layer >= 0 && static_cast<size_t>(layer) < layers) return absl::OkStatus();
   return Invalid("layer is ", layer, "; the caches have ", layers, " layers");
 }
 
 int64_t ShardedCache::State::LengthOf(size_t layer) const {
   int64_t length = 0;
-  for (const Part& part : parts_) {
+  for (const Part& part : parts) {
     length += part.lengths[layer];
     if (!part.IsFull(layer)) break;
   }
@@ -247,8 +229,8 @@ int64_t ShardedCache::State::LengthOf(size_t layer) const {
 
 absl::Status ShardedCache::State::CheckComplete(size_t layer) const {
   bool has_later = false;
-  for (size_t n = parts_.size(); n-- > 0;) {
-    const Part& part = parts_[n];
+  for (size_t n = parts.size(); n-- > 0;) {
+    const Part& part = parts[n];
     const int64_t needed = has_later ? part.capacity : part.needed[layer];
     if (part.lengths[layer] < needed) {
       return Named(n, absl::FailedPreconditionError(absl::StrCat(
@@ -264,10 +246,10 @@ absl::StatusOr<std::vector<Piece>> ShardedCache::State::Split(size_t layer, int6
                                                               Asked asked) const {
   std::vector<Piece> pieces;
   int64_t begin = 0;
-  for (size_t n = 0; n < parts_.size(); ++n) {
-    const int64_t room = parts_[n].capacity - parts_[n].lengths[layer];
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const int64_t room = parts[n].capacity - parts[n].lengths[layer];
     const int64_t taken = std::min(room, count - begin);
-    const bool answers = asked == Asked::kWithTokens && parts_[n].lengths[layer] > 0;
+    const bool answers = asked == Asked::kWithTokens && parts[n].lengths[layer] > 0;
     if (taken > 0 || answers) pieces.push_back({n, begin, taken});
     begin += taken;
   }
@@ -288,7 +270,7 @@ Cache ShardedCache::State::Known(const Part& part) const {
 
 absl::Status ShardedCache::State::Named(size_t shard, const absl::Status& status) const {
   if (status.ok()) return status;
-  const Part& part = parts_[shard];
+  const Part& part = parts[shard];
   const std::string end = part.begin + part.capacity == kUnlimited
                               ? "on"
                               : absl::StrCat("to ", part.begin + part.capacity - 1);
@@ -302,7 +284,7 @@ absl::Status ShardedCache::State::Named(size_t shard, const absl::Status& status
 absl::Status ShardedCache::State::AtOnce(absl::Span<const Piece> pieces,
                                          absl::FunctionRef<absl::Status(size_t piece)> body) {
   std::vector<absl::Status> statuses(pieces.size());
-  pool_.ParallelFor(static_cast<int64_t>(pieces.size()), [&](int64_t n, int) {
+  pool.ParallelFor(static_cast<int64_t>(pieces.size()), [&](int64_t n, int) {
     statuses[static_cast<size_t>(n)] = body(static_cast<size_t>(n));
   });
   for (size_t n = 0; n < pieces.size(); ++n) {
@@ -317,125 +299,19 @@ absl::Status ShardedCache::State::Store(absl::Span<const std::vector<CacheTokens
   for (size_t n = 0; n < by_shard.size(); ++n) {
     if (!by_shard[n].empty()) pieces.push_back({.shard = n});
     for (const CacheTokens& tokens : by_shard[n]) {
-      parts_[n].sent[static_cast<size_t>(tokens.layer)] = true;
+      parts[n].sent[static_cast<size_t>(tokens.layer)] = true;
     }
   }
   RAPT_RETURN_IF_ERROR(AtOnce(pieces, [&](size_t n) {
     const size_t shard = pieces[n].shard;
-    return Known(parts_[shard]).Append(by_shard[shard], options).status();
+    return Known(parts[shard]).Append(by_shard[shard], options).status();
   }));
   for (const Piece& piece : pieces) {
     for (const CacheTokens& tokens : by_shard[piece.shard]) {
-      parts_[piece.shard].lengths[static_cast<size_t>(tokens.layer)] += RowsOf(tokens.k);
+      parts[piece.shard].lengths[static_cast<size_t>(tokens.layer)] += RowsOf(tokens.k);
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status ShardedCache::State::Append(absl::Span<const CacheTokens> parts,
-                                         const CallOptions& options) {
-  if (parts.empty()) return Invalid("parts has 0 entries; it must have 1 to 1024");
-  std::vector<std::vector<CacheTokens>> by_shard(parts_.size());
-  for (const CacheTokens& part : parts) {
-    RAPT_RETURN_IF_ERROR(CheckLayer(part.layer));
-    const auto layer = static_cast<size_t>(part.layer);
-    RAPT_RETURN_IF_ERROR(CheckComplete(layer));
-    RAPT_ASSIGN_OR_RETURN(const int64_t count, TokensOf(part.k, part.v));
-    RAPT_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, Split(layer, count, Asked::kNone));
-    for (const Piece& piece : pieces) {
-      by_shard[piece.shard].push_back({part.layer, RowsFrom(part.k, piece.begin, piece.count),
-                                       RowsFrom(part.v, piece.begin, piece.count)});
-    }
-  }
-  return Store(by_shard, options);
-}
-
-absl::Status ShardedCache::State::Fill(size_t shard, absl::Span<const CacheTokens> parts,
-                                       const CallOptions& options) {
-  if (shard >= parts_.size()) {
-    return Invalid("shard is ", shard, "; there are ", parts_.size());
-  }
-  const Part& to = parts_[shard];
-  for (const CacheTokens& part : parts) {
-    RAPT_RETURN_IF_ERROR(CheckLayer(part.layer));
-    RAPT_ASSIGN_OR_RETURN(const int64_t count, TokensOf(part.k, part.v));
-    const int64_t room = to.capacity - to.lengths[static_cast<size_t>(part.layer)];
-    if (count > room) {
-      return Named(shard,
-                   absl::OutOfRangeError(absl::StrCat("it has room for ", room, " of ", count,
-                                                      " new tokens of layer ", part.layer)));
-    }
-  }
-  std::vector<std::vector<CacheTokens>> by_shard(parts_.size());
-  by_shard[shard].assign(parts.begin(), parts.end());
-  return Store(by_shard, options);
-}
-
-absl::StatusOr<ShardedResult> ShardedCache::State::Attend(const CacheAttendCall& call,
-                                                          const CallOptions& options) {
-  RAPT_RETURN_IF_ERROR(CheckLayer(call.layer));
-  const auto layer = static_cast<size_t>(call.layer);
-  RAPT_RETURN_IF_ERROR(CheckComplete(layer));
-  const DType dtype =
-      parts_[0].cache.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  if (call.output && *call.output != dtype) {
-    return Invalid("output is ", NameOf(*call.output), "; it must be ", NameOf(dtype),
-                   " or absent, as results are merged");
-  }
-  const TensorView none{.shape = {0, 0, 0}};
-  RAPT_ASSIGN_OR_RETURN(const int64_t count,
-                        TokensOf(call.k.value_or(none), call.v.value_or(none)));
-  const int64_t rows = RowsOf(call.q);
-  RAPT_ASSIGN_OR_RETURN(std::vector<Piece> pieces,
-                        Split(layer, count, rows > 0 ? Asked::kWithTokens : Asked::kNone));
-  // A context without tokens is asked of the first shard.
-  if (pieces.empty()) pieces.push_back({});
-  for (const Piece& piece : pieces) {
-    if (piece.count > 0) parts_[piece.shard].sent[layer] = true;
-  }
-
-  const int64_t first_row =
-      call.position.value_or(options_.first_position + LengthOf(layer) + count - rows);
-  std::vector<CacheAttendResult> partials(pieces.size());
-  absl::Status status = AtOnce(pieces, [&](size_t n) {
-    const Piece& piece = pieces[n];
-    CacheAttendCall part = PartOf(call, piece, first_row, dtype);
-    if (n > 0) part.head_sink.reset();  // one more key, which counts once
-    RAPT_ASSIGN_OR_RETURN(partials[n], Known(parts_[piece.shard]).Attend(part, options));
-    return absl::OkStatus();
-  });
-  const Shape& shape = partials[0].y.shape();
-  for (size_t n = 0; n < partials.size() && status.ok(); ++n) {
-    status = Named(pieces[n].shard, CheckPartial(partials[n], dtype, shape));
-  }
-  if (!status.ok()) return status;
-  for (const Piece& piece : pieces) parts_[piece.shard].lengths[layer] += piece.count;
-  return dtype == DType::kFloat64 ? Merge<double>(partials) : Merge<float>(partials);
-}
-
-absl::Status ShardedCache::State::Truncate(int64_t length, const CallOptions& options) {
-  if (length < 0) return Invalid("length is ", length, "; it must be at least 0");
-  const std::vector<int64_t> lengths = this->lengths();
-  const int64_t shortest = *std::min_element(lengths.begin(), lengths.end());
-  if (length > shortest) {
-    return absl::OutOfRangeError(
-        absl::StrCat("length is ", length, "; a layer has ", shortest, " tokens"));
-  }
-  // A call that failed may have left tokens in any shard that ends later.
-  std::vector<Piece> pieces;
-  for (size_t n = 0; n < parts_.size(); ++n) {
-    if (parts_[n].begin + parts_[n].capacity > length) pieces.push_back({.shard = n});
-  }
-  return AtOnce(pieces, [&](size_t n) {
-    Part& part = parts_[pieces[n].shard];
-    absl::Status cut = part.cache.Truncate(std::max<int64_t>(0, length - part.begin), options);
-    if (cut.ok()) {
-      part.lengths = part.cache.lengths();
-      part.needed.assign(part.lengths.size(), 0);
-      part.sent.assign(part.lengths.size(), false);
-    }
-    return cut;
-  });
 }
 
 absl::Status ShardedCache::State::CheckFound(const Part& part, const CacheInfo& info) const {
@@ -454,10 +330,10 @@ absl::Status ShardedCache::State::CheckFound(const Part& part, const CacheInfo& 
 
 absl::Status ShardedCache::State::Rebuild(size_t shard, Client& server, CacheReader* from,
                                           const CallOptions& options) {
-  if (shard >= parts_.size()) {
-    return Invalid("shard is ", shard, "; there are ", parts_.size());
+  if (shard >= parts.size()) {
+    return Invalid("shard is ", shard, "; there are ", parts.size());
   }
-  Part& part = parts_[shard];
+  Part& part = parts[shard];
   const Deadline deadline = CacheCalls::Of(server).calls().DeadlineOf(options);
   const auto in_time = [&] {
     return CallOptions{.timeout = deadline.left(), .stop = options.stop};
@@ -493,26 +369,106 @@ ShardedCache::~ShardedCache() = default;
 ShardedCache::ShardedCache(ShardedCache&& other) noexcept = default;
 ShardedCache& ShardedCache::operator=(ShardedCache&& other) noexcept = default;
 
-std::vector<int64_t> ShardedCache::lengths() const { return state_->lengths(); }
+std::vector<int64_t> ShardedCache::lengths() const {
+  std::vector<int64_t> lengths;
+  for (size_t layer = 0; layer < state_->parts[0].lengths.size(); ++layer) {
+    lengths.push_back(state_->LengthOf(layer));
+  }
+  return lengths;
+}
 
-size_t ShardedCache::shards() const { return state_->shards(); }
+size_t ShardedCache::shards() const { return state_->parts.size(); }
 
 const Cache& ShardedCache::cache(size_t shard) const {
   RAPT_CHECK(shard < shards(), "the shard exists");
-  return state_->cache(shard);
+  return state_->parts[shard].cache;
 }
 
 absl::Status ShardedCache::Append(absl::Span<const CacheTokens> parts, const CallOptions& options) {
-  return state_->Append(parts, options);
+  if (parts.empty()) return Invalid("parts has 0 entries; it must have 1 to 1024");
+  std::vector<std::vector<CacheTokens>> by_shard(state_->parts.size());
+  for (const CacheTokens& part : parts) {
+    RAPT_RETURN_IF_ERROR(state_->CheckLayer(part.layer));
+    const auto layer = static_cast<size_t>(part.layer);
+    RAPT_RETURN_IF_ERROR(state_->CheckComplete(layer));
+    RAPT_ASSIGN_OR_RETURN(const int64_t count, TokensOf(part.k, part.v));
+    RAPT_ASSIGN_OR_RETURN(const std::vector<Piece> pieces,
+                          state_->Split(layer, count, State::Asked::kNone));
+    for (const Piece& piece : pieces) {
+      by_shard[piece.shard].push_back({part.layer, RowsFrom(part.k, piece.begin, piece.count),
+                                       RowsFrom(part.v, piece.begin, piece.count)});
+    }
+  }
+  return state_->Store(by_shard, options);
 }
 
 absl::StatusOr<ShardedResult> ShardedCache::Attend(const CacheAttendCall& call,
                                                    const CallOptions& options) {
-  return state_->Attend(call, options);
+  RAPT_RETURN_IF_ERROR(state_->CheckLayer(call.layer));
+  const auto layer = static_cast<size_t>(call.layer);
+  RAPT_RETURN_IF_ERROR(state_->CheckComplete(layer));
+  const DType dtype =
+      state_->parts[0].cache.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  if (call.output && *call.output != dtype) {
+    return Invalid("output is ", NameOf(*call.output), "; it must be ", NameOf(dtype),
+                   " or absent, as results are merged");
+  }
+  const TensorView none{.shape = {0, 0, 0}};
+  RAPT_ASSIGN_OR_RETURN(const int64_t count,
+                        TokensOf(call.k.value_or(none), call.v.value_or(none)));
+  const int64_t rows = RowsOf(call.q);
+  RAPT_ASSIGN_OR_RETURN(
+      std::vector<Piece> pieces,
+      state_->Split(layer, count, rows > 0 ? State::Asked::kWithTokens : State::Asked::kNone));
+  // A context without tokens is asked of the first shard.
+  if (pieces.empty()) pieces.push_back({});
+  for (const Piece& piece : pieces) {
+    if (piece.count > 0) state_->parts[piece.shard].sent[layer] = true;
+  }
+
+  const int64_t first_row = call.position.value_or(state_->cache_options.first_position +
+                                                   state_->LengthOf(layer) + count - rows);
+  std::vector<CacheAttendResult> partials(pieces.size());
+  absl::Status status = state_->AtOnce(pieces, [&](size_t n) {
+    const Piece& piece = pieces[n];
+    CacheAttendCall part = PartOf(call, piece, first_row, dtype);
+    if (n > 0) part.head_sink.reset();  // one more key, which counts once
+    RAPT_ASSIGN_OR_RETURN(partials[n],
+                          state_->Known(state_->parts[piece.shard]).Attend(part, options));
+    return absl::OkStatus();
+  });
+  const Shape& shape = partials[0].y.shape();
+  for (size_t n = 0; n < partials.size() && status.ok(); ++n) {
+    status = state_->Named(pieces[n].shard, CheckPartial(partials[n], dtype, shape));
+  }
+  if (!status.ok()) return status;
+  for (const Piece& piece : pieces) state_->parts[piece.shard].lengths[layer] += piece.count;
+  return dtype == DType::kFloat64 ? Merge<double>(partials) : Merge<float>(partials);
 }
 
 absl::Status ShardedCache::Truncate(int64_t length, const CallOptions& options) {
-  return state_->Truncate(length, options);
+  if (length < 0) return Invalid("length is ", length, "; it must be at least 0");
+  const std::vector<int64_t> lengths = this->lengths();
+  const int64_t shortest = *std::min_element(lengths.begin(), lengths.end());
+  if (length > shortest) {
+    return absl::OutOfRangeError(
+        absl::StrCat("length is ", length, "; a layer has ", shortest, " tokens"));
+  }
+  // A call that failed may have left tokens in any shard that ends later.
+  std::vector<Piece> pieces;
+  for (size_t n = 0; n < state_->parts.size(); ++n) {
+    if (state_->parts[n].begin + state_->parts[n].capacity > length) pieces.push_back({.shard = n});
+  }
+  return state_->AtOnce(pieces, [&](size_t n) {
+    State::Part& part = state_->parts[pieces[n].shard];
+    absl::Status cut = part.cache.Truncate(std::max<int64_t>(0, length - part.begin), options);
+    if (cut.ok()) {
+      part.lengths = part.cache.lengths();
+      part.needed.assign(part.lengths.size(), 0);
+      part.sent.assign(part.lengths.size(), false);
+    }
+    return cut;
+  });
 }
 
 absl::Status ShardedCache::Rebuild(size_t shard, Client& server, const CallOptions& options) {
@@ -526,7 +482,23 @@ absl::Status ShardedCache::Rebuild(size_t shard, Client& server, CacheReader& fr
 
 absl::Status ShardedCache::Fill(size_t shard, absl::Span<const CacheTokens> parts,
                                 const CallOptions& options) {
-  return state_->Fill(shard, parts, options);
+  if (shard >= state_->parts.size()) {
+    return Invalid("shard is ", shard, "; there are ", state_->parts.size());
+  }
+  const State::Part& to = state_->parts[shard];
+  for (const CacheTokens& part : parts) {
+    RAPT_RETURN_IF_ERROR(state_->CheckLayer(part.layer));
+    RAPT_ASSIGN_OR_RETURN(const int64_t count, TokensOf(part.k, part.v));
+    const int64_t room = to.capacity - to.lengths[static_cast<size_t>(part.layer)];
+    if (count > room) {
+      return state_->Named(
+          shard, absl::OutOfRangeError(absl::StrCat("it has room for ", room, " of ", count,
+                                                    " new tokens of layer ", part.layer)));
+    }
+  }
+  std::vector<std::vector<CacheTokens>> by_shard(state_->parts.size());
+  by_shard[shard].assign(parts.begin(), parts.end());
+  return state_->Store(by_shard, options);
 }
 
 absl::StatusOr<ShardedCache> CreateShardedCache(absl::Span<const Shard> shards,

@@ -96,7 +96,7 @@ class ShardedCache {
                     const CallOptions& options = {});
 
  private:
-  class State;
+  struct State;
   friend absl::StatusOr<ShardedCache> CreateShardedCache(absl::Span<const Shard> shards,
                                                          const CacheOptions& cache,
                                                          const CallOptions& options);
