@@ -3,7 +3,6 @@
 #define RAPT_SERVER_CALLS_CALL_HEADERS_H_
 
 #include <optional>
-#include <string>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
@@ -23,7 +22,7 @@ struct CallHeaders {
   HeaderValues traceparent = {};
   // The name in the caller's verified certificate, which may be empty.
   std::optional<absl::string_view> certificate = {};
-  std::string peer = {};              // "ipv4:127.0.0.1:4711", "unix:"
+  absl::string_view peer = {};        // "ipv4:127.0.0.1:4711", "unix:"
   Instant deadline = Instant::max();  // Instant::max(): none is set
 };
 

@@ -32,7 +32,8 @@ class MessageStream {
   virtual CallHeaders Headers(Instant now) const = 0;
 
   // Leads to OnReadDone(), or to OnSize() if the message has more than `max_bytes`; StartRead() may
-  // then be called again with its size.
+  // then be called again with its size. -1: OnSize() comes for an empty message too. No effect
+  // after the call has finished.
   virtual void StartRead(int64_t max_bytes) = 0;
   // Returns the message after OnReadDone(true).
   virtual IncomingMessage TakeMessage() = 0;
@@ -70,6 +71,8 @@ class StreamCall {
   virtual void OnBytesRead(int64_t /*bytes*/) {}
   virtual void OnBytesSent(int64_t /*bytes*/) {}
   virtual void OnReadDone(bool ok) = 0;
+  // Comes instead for a unary call whose message can't be read; a stream is reset.
+  virtual void OnBadRead(absl::Status /*status*/) {}
   virtual void OnWriteDone(bool ok) = 0;
   // The caller has left, or Cancel() was called.
   virtual void OnCancel() = 0;

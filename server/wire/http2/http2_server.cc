@@ -10,9 +10,9 @@
 #include "base/invalid.h"
 #include "base/status_macros.h"
 #include "server/wire/http2/http2_stream.h"
-#include "server/wire/http2/unary_stream.h"
 #include "server/wire/listening_sockets.h"
 #include "server/wire/tls_socket.h"
+#include "server/wire/unary_stream_call.h"
 
 namespace rapt {
 
@@ -95,12 +95,8 @@ std::unique_ptr<Socket> Http2Server::NewSocket(Descriptor socket,
 }
 
 CallStream* Http2Server::NewCall(Connection& connection, int32_t id, const RequestHead& head) {
-  if (!head.is_post()) {
-    connection.SendHttpError(id, 405);
-    return nullptr;
-  }
-  if (!head.is_grpc()) {
-    connection.SendHttpError(id, 415);
+  if (!head.is_post() || !head.is_grpc()) {
+    connection.SendHttpError(id, head.is_post() ? 415 : 405);
     return nullptr;
   }
   const auto method = methods_.find(head.path());
@@ -118,14 +114,18 @@ CallStream* Http2Server::NewCall(Connection& connection, int32_t id, const Reque
   CallHeaders headers = head.ToCallHeaders();
   headers.peer = connection.peer();
   headers.certificate = connection.certificate();
-  if (stream_method != stream_methods_.end()) {
-    auto* const stream = new Http2Stream(connection, id, environment_.engine, pool_, live_);
-    stream->Serve(stream_method->second, headers, *timeout);
-    return stream;
-  }
-  auto* const call = new UnaryStream(connection, id, environment_, pool_, live_, method->second);
-  call->Begin(std::move(headers), *timeout, head.has_encoding());
-  return call;
+  const bool is_unary = method != methods_.end();
+  const Http2Stream::Traits traits = {
+      .is_unary = is_unary,
+      .carries_tensors = is_unary && method->second.traits.carries_tensors,
+      .has_encoding = head.has_encoding()};
+  auto* const stream = new Http2Stream(connection, id, traits, environment_.engine, pool_, live_);
+  const auto new_call = [&](MessageStream& messages) -> std::unique_ptr<StreamCall> {
+    if (!is_unary) return stream_method->second(messages);
+    return std::make_unique<UnaryStreamCall>(environment_, method->second, messages);
+  };
+  stream->Serve(new_call, headers, *timeout);
+  return stream;
 }
 
 void Http2Server::ExportTo(MetricSink& sink) const {

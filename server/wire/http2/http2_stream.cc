@@ -5,20 +5,33 @@
 #include <new>
 #include <utility>
 
-namespace rapt {
+#include "absl/strings/str_cat.h"
+#include "base/invalid.h"
+#include "server/rejection.h"
 
-Http2Stream::Http2Stream(Connection& connection, int32_t id, Engine& engine, BufferPool& pool,
-                         LiveCount& live)
+namespace rapt {
+namespace {
+
+// Whether the server has no room. A caller's own limit does not concern others of its connection.
+bool IsForLackOfRoom(Rejection rejection) {
+  return rejection == Rejection::kQueueFull || rejection == Rejection::kOpenCalls;
+}
+
+}  // namespace
+
+Http2Stream::Http2Stream(Connection& connection, int32_t id, const Traits& traits, Engine& engine,
+                         BufferPool& pool, LiveCount& live)
     : loop_(connection.loop()),
       weak_connection_(connection.weak_from_this()),
       connection_(&connection),
       id_(id),
+      traits_(traits),
       engine_(engine),
       pool_(pool),
       place_(live) {}
 
-void Http2Stream::Serve(const StreamMethods::mapped_type& new_call, const CallHeaders& headers,
-                        std::chrono::nanoseconds timeout) {
+void Http2Stream::Serve(absl::FunctionRef<std::unique_ptr<StreamCall>(MessageStream&)> new_call,
+                        const CallHeaders& headers, std::chrono::nanoseconds timeout) {
   headers_ = &headers;
   timeout_ = timeout;
   call_ = new_call(*this);
@@ -51,20 +64,24 @@ void Http2Stream::Run(Task task) {
 
 void Http2Stream::OnData(absl::Span<const uint8_t> bytes) {
   if (has_finished_ || is_bad_) return;
+  if (has_message_) {
+    call_->OnCancel();
+    return connection_->Reset(id_, NGHTTP2_PROTOCOL_ERROR);
+  }
   Ref();
   if (early_.empty()) {
     is_taking_ = true;
     bytes = Take(bytes);
     is_taking_ = false;
   }
-  HoldEarly(bytes);
+  if (!has_finished_ && !is_bad_) HoldEarly(bytes);
   Proceed();
   Unref();
 }
 
 // Takes bytes of the message that is read. Returns those after it.
 absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
-  while (takes() && (!bytes.empty() || body_ != nullptr)) {
+  while (takes() && (!bytes.empty() || is_whole())) {
     if (body_ == nullptr) {
       const size_t count = std::min(bytes.size(), prefix_.size() - prefix_bytes_);
       std::copy_n(bytes.begin(), count, prefix_.begin() + static_cast<ptrdiff_t>(prefix_bytes_));
@@ -74,13 +91,19 @@ absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
       continue;
     }
     const absl::Span<uint8_t> place = DirectPlace();
+    if (traits_.is_unary && bytes.size() > place.size()) {
+      FailRead(Invalid("the call sent more than one message; the first has ", size_, " bytes"),
+               NGHTTP2_PROTOCOL_ERROR);
+      return {};
+    }
     const size_t count = std::min(bytes.size(), place.size());
     if (count > 0 && bytes.data() != place.data()) std::memcpy(place.data(), bytes.data(), count);
     bytes.remove_prefix(count);
     received_ += static_cast<int64_t>(count);
     call_->OnBytesRead(static_cast<int64_t>(count));
-    if (received_ < size_) return bytes;
-    connection_->EarnByMessage();
+    if (!is_whole()) continue;
+    has_message_ = traits_.is_unary;
+    if (!traits_.is_unary) connection_->EarnByMessage();
     EndRead(true);
   }
   return bytes;
@@ -89,10 +112,7 @@ absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
 void Http2Stream::OpenBody() {
   size_ = 0;
   for (size_t i = 1; i < prefix_.size(); ++i) size_ = size_ << 8 | prefix_[i];
-  if (prefix_[0] != 0) {  // compressed
-    is_bad_ = true;
-    return connection_->Reset(id_, NGHTTP2_PROTOCOL_ERROR);
-  }
+  if (is_compressed()) return FailRead(CompressedMessage(), NGHTTP2_PROTOCOL_ERROR);
   if (size_ > max_bytes_) {
     is_reading_ = false;
     return call_->OnSize(size_);
@@ -101,8 +121,8 @@ void Http2Stream::OpenBody() {
   try {
     body->buffer = pool_.Take(size_);
   } catch (const std::bad_alloc&) {
-    is_bad_ = true;
-    return connection_->Reset(id_, NGHTTP2_INTERNAL_ERROR);
+    return FailRead(OutOfMemory(absl::StrCat("a message of ", size_, " bytes")),
+                    NGHTTP2_INTERNAL_ERROR);
   }
   body->slice = {body->buffer.data(), 0, size_};
   body_ = std::move(body);
@@ -121,16 +141,35 @@ void Http2Stream::EndRead(bool ok) {
   call_->OnReadDone(ok);
 }
 
+void Http2Stream::FailRead(absl::Status status, uint32_t reset_code) {
+  is_bad_ = true;
+  if (!traits_.is_unary) return connection_->Reset(id_, reset_code);
+  is_reading_ = false;
+  call_->OnBadRead(std::move(status));
+}
+
+absl::Status Http2Stream::CompressedMessage() const {
+  if (prefix_[0] == 1 && traits_.has_encoding) {
+    return absl::UnimplementedError("the message is compressed; send it with identity encoding");
+  }
+  return absl::InternalError(absl::StrCat("the compressed flag of the message is ", prefix_[0],
+                                          " without an encoding; it must be 0"));
+}
+
 IncomingMessage Http2Stream::TakeMessage() {
   std::shared_ptr<Body> body = std::exchange(body_, nullptr);
   const absl::Span<const ByteSlice> slices(&body->slice, size_ > 0 ? 1 : 0);
   return {{{slices, 0}, size_}, std::move(body)};
 }
 
-// Keeps bytes that arrive while no message is read, at most the window that OpenWindow() leaves.
+// Keeps bytes that arrive while no message is read, at most the window that OpenWindow() leaves. Of
+// those after the message of a unary call, one suffices to refuse them.
 void Http2Stream::HoldEarly(absl::Span<const uint8_t> bytes) {
   if (bytes.empty()) return;
-  if (early_.empty()) early_memory_ = engine_.ChargeMessage(ReceiveWindows::kInitial);
+  int64_t most = ReceiveWindows::kInitial;
+  if (traits_.is_unary) most = std::min(most, size_);
+  if (early_.empty()) early_memory_ = engine_.ChargeMessage(most);
+  bytes = bytes.subspan(0, static_cast<size_t>(most) + 1 - early_.size());
   early_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
@@ -143,26 +182,23 @@ void Http2Stream::Proceed() {
 }
 
 void Http2Stream::TakeEarly() {
+  if (early_.empty() && !is_whole()) return;
   is_taking_ = true;
-  while (takes() && !early_.empty()) {
+  while (takes() && (!early_.empty() || is_whole())) {
     const std::string early = std::exchange(early_, {});
-    const absl::Span<const uint8_t> rest =
-        Take({reinterpret_cast<const uint8_t*>(early.data()), early.size()});
-    early_.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+    early_memory_ = {};
+    HoldEarly(Take({reinterpret_cast<const uint8_t*>(early.data()), early.size()}));
   }
   is_taking_ = false;
-  if (early_.empty()) {
-    early_ = {};
-    early_memory_ = {};
-  }
   connection_->SetUnadmitted(id_, static_cast<int64_t>(early_.size()));
 }
 
 // Opens the window for the rest of the message that is read, and for bytes that may come early.
 void Http2Stream::OpenWindow() {
-  const int64_t rest = is_reading_ && body_ != nullptr ? size_ - received_ : 0;
-  connection_->GrantWindow(id_,
-                           rest + ReceiveWindows::kInitial - static_cast<int64_t>(early_.size()));
+  int64_t expected = is_reading_ && body_ != nullptr ? size_ - received_ : 0;
+  if (!traits_.is_unary) expected += ReceiveWindows::kInitial - static_cast<int64_t>(early_.size());
+  if (expected > 0 || expects_) connection_->GrantWindow(id_, expected);
+  expects_ = expected > 0;
 }
 
 void Http2Stream::OnEnd() {
@@ -234,7 +270,13 @@ void Http2Stream::StartWriteAndFinish(ResponseMessage message, const Call& call)
 void Http2Stream::StartFinish(const absl::Status& status, const Call& call) {
   Run([this, status, trailers = TrailersOf(call, status)]() mutable {
     has_finished_ = true;
-    if (connection_ != nullptr) connection_->SendStatus(id_, status, std::move(trailers));
+    if (connection_ != nullptr) {
+      if (is_compressed()) trailers.emplace_back("grpc-accept-encoding", "identity");
+      if (traits_.carries_tensors && IsForLackOfRoom(RejectionOf(status))) {
+        connection_->LowerStreamLimit(id_);
+      }
+      connection_->SendStatus(id_, status, std::move(trailers));
+    }
     Unref();  // the end of the call
   });
 }
