@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <random>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "server/wire/trailers.h"
@@ -16,9 +14,8 @@
 namespace rapt {
 namespace {
 
-// Of DATA in both directions. Fewer and larger frames.
+// Of DATA that is received. Fewer and larger frames.
 constexpr uint32_t kFrameBytes = 1 << 20;
-constexpr int64_t kSentFrameBytes = 256 * 1024;
 
 // Frames that wait in nghttp2 are written before more is read: it needs many times their bytes.
 constexpr size_t kMaxQueuedFrames = 128;
@@ -49,58 +46,14 @@ constexpr int64_t kMaxLingerBytes = 1 << 20;
 // A paused connection is read again after this time even if no call ends.
 constexpr std::chrono::seconds kLongestPause{1};
 
-// nghttp2's own limits, above those of FrameBudget.
-constexpr uint64_t kResetBurst = 100000;
-constexpr size_t kMaxOutboundAcks = 100000;
-
-// Headers whose values seldom repeat: they would displace others from the compression's table.
-bool IsRepeated(absl::string_view name) {
-  return name != "grpc-message" && name != "traceparent" && !absl::EndsWith(name, "-us");
-}
-
-nghttp2_nv HeaderOf(absl::string_view name, absl::string_view value) {
-  const auto bytes = [](absl::string_view text) {
-    return reinterpret_cast<uint8_t*>(const_cast<char*>(text.data()));
-  };
-  const uint8_t flags = IsRepeated(name) ? NGHTTP2_NV_FLAG_NONE : NGHTTP2_NV_FLAG_NO_INDEX;
-  return {bytes(name), bytes(value), name.size(), value.size(), flags};
-}
-
-std::vector<nghttp2_nv> HeadersOf(const Trailers& headers) {
-  std::vector<nghttp2_nv> result;
-  for (const auto& [name, value] : headers) result.push_back(HeaderOf(name, value));
-  return result;
-}
-
-nghttp2_option* NewOption() {
-  nghttp2_option* option;
-  RAPT_CHECK(nghttp2_option_new(&option) == 0, "no memory");
-  nghttp2_option_set_no_auto_window_update(option, 1);
-  nghttp2_option_set_no_closed_streams(option, 1);
-  nghttp2_option_set_max_outbound_ack(option, kMaxOutboundAcks);
-  // gRPC's clients send values such as "Bearer ", which RFC 9113 forbids.
-  nghttp2_option_set_no_rfc9113_leading_and_trailing_ws_validation(option, 1);
-  nghttp2_option_set_stream_reset_rate_limit(option, kResetBurst, kResetBurst);
-  return option;
+// An age that is varied, so that connections that began together do not end together.
+std::chrono::nanoseconds Vary(std::chrono::nanoseconds age) {
+  std::minstd_rand random(std::random_device{}());
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      age * std::uniform_real_distribution<double>(0.9, 1.1)(random));
 }
 
 }  // namespace
-
-// Bytes of a response that are not framed yet.
-struct Connection::Chunk {
-  std::string bytes;
-  OutputBuffer payload;  // instead of bytes
-  size_t offset = 0;     // framed so far
-
-  absl::string_view rest() const {
-    const absl::string_view whole =
-        payload.bytes.empty()
-            ? absl::string_view(bytes)
-            : absl::string_view(reinterpret_cast<const char*>(payload.bytes.data()),
-                                payload.bytes.size());
-    return whole.substr(offset);
-  }
-};
 
 struct Connection::Stream {
   int32_t id = 0;
@@ -110,9 +63,7 @@ struct Connection::Stream {
   bool has_responded = false;  // the response has been sent
   bool is_refused = false;     // see LowerStreamLimit()
   ReceiveWindows::Stream window;
-  std::deque<Chunk> chunks;
-  int64_t chunk_bytes = 0;
-  std::optional<Trailers> trailers;
+  ResponseQueue response;
 };
 
 Connection::Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::string peer,
@@ -129,90 +80,15 @@ Connection::Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::str
       out_(loop.clock()),
       keepalive_(loop.clock().Now()),
       stream_limit_(settings.max_streams),
-      created_(loop.clock().Now()),
-      idle_since_(created_) {
-  if (settings_.max_age.count() > 0) {
-    // So that connections that began together do not end together.
-    std::minstd_rand random(std::random_device{}());
-    const double factor = std::uniform_real_distribution<double>(0.9, 1.1)(random);
-    ages_at_ =
-        created_ + std::chrono::duration_cast<std::chrono::nanoseconds>(settings_.max_age * factor);
-  }
-  NewSession();
+      session_(std::make_unique<Http2Session>(static_cast<Events&>(*this), out_)) {
+  handshake_.due = Now() + kHandshakeTime;
+  idle_.due = Now() + settings.max_idle;
+  if (settings.max_age.count() == 0) return;
+  age_.due = Now() + Vary(settings.max_age);
+  aged_calls_.due = age_.due + settings.max_call_time;
 }
 
 Connection::~Connection() { RAPT_CHECK(session_ == nullptr, "a connection is closed first"); }
-
-void Connection::NewSession() {
-  static nghttp2_session_callbacks* const callbacks = Callbacks();
-  static nghttp2_option* const option = NewOption();
-  Submit(nghttp2_session_server_new2(&session_, callbacks, this, option));
-}
-
-// Other errors concern streams that have ended meanwhile.
-void Connection::Submit(int error) {
-  RAPT_CHECK(error != NGHTTP2_ERR_NOMEM, "no memory");
-  FlushSoon();
-}
-
-nghttp2_session_callbacks* Connection::Callbacks() {
-  nghttp2_session_callbacks* callbacks;
-  RAPT_CHECK(nghttp2_session_callbacks_new(&callbacks) == 0, "no memory");
-  nghttp2_session_callbacks_set_on_begin_headers_callback(
-      callbacks, [](nghttp2_session*, const nghttp2_frame* frame, void* connection) {
-        static_cast<Connection*>(connection)->OnBeginHeaders(*frame);
-        return 0;
-      });
-  nghttp2_session_callbacks_set_on_header_callback(
-      callbacks,
-      [](nghttp2_session*, const nghttp2_frame* frame, const uint8_t* name, size_t name_size,
-         const uint8_t* value, size_t value_size, uint8_t, void* connection) {
-        static_cast<Connection*>(connection)
-            ->OnHeader(frame->hd.stream_id, {reinterpret_cast<const char*>(name), name_size},
-                       {reinterpret_cast<const char*>(value), value_size});
-        return 0;
-      });
-  nghttp2_session_callbacks_set_on_begin_frame_callback(
-      callbacks, [](nghttp2_session*, const nghttp2_frame_hd* head, void* connection) {
-        static_cast<Connection*>(connection)->OnFrameHead(*head);
-        return 0;
-      });
-  nghttp2_session_callbacks_set_on_data_chunk_recv_callback(
-      callbacks, [](nghttp2_session*, uint8_t, int32_t id, const uint8_t* data, size_t size,
-                    void* connection) {
-        static_cast<Connection*>(connection)->OnData(id, {data, size});
-        return 0;
-      });
-  nghttp2_session_callbacks_set_on_frame_recv_callback(
-      callbacks, [](nghttp2_session*, const nghttp2_frame* frame, void* connection) {
-        static_cast<Connection*>(connection)->OnFrame(*frame);
-        return 0;
-      });
-  nghttp2_session_callbacks_set_on_frame_send_callback(
-      callbacks, [](nghttp2_session*, const nghttp2_frame* frame, void* connection) {
-        static_cast<Connection*>(connection)->OnFrameSent(*frame);
-        return 0;
-      });
-  nghttp2_session_callbacks_set_on_stream_close_callback(
-      callbacks, [](nghttp2_session*, int32_t id, uint32_t, void* connection) {
-        static_cast<Connection*>(connection)->OnStreamClose(id);
-        return 0;
-      });
-  nghttp2_session_callbacks_set_send_data_callback(
-      callbacks, [](nghttp2_session*, nghttp2_frame*, const uint8_t* head, size_t size,
-                    nghttp2_data_source* source, void* connection) {
-        return static_cast<Connection*>(connection)
-            ->WriteData(*static_cast<Stream*>(source->ptr), head, size);
-      });
-  nghttp2_session_callbacks_set_data_source_read_length_callback(
-      callbacks,
-      [](nghttp2_session*, uint8_t, int32_t, int32_t connection_window, int32_t stream_window,
-         uint32_t max_frame, void*) -> ssize_t {
-        return std::min<int64_t>(
-            {connection_window, stream_window, int64_t{max_frame}, kSentFrameBytes});
-      });
-  return callbacks;
-}
 
 void Connection::Start(const PeerNetwork& network) {
   const std::array<nghttp2_settings_entry, 5> settings = {{
@@ -224,48 +100,50 @@ void Connection::Start(const PeerNetwork& network) {
   }};
   interest_ = EPOLLIN;
   loop_.Add(socket_->descriptor(), interest_, shared_from_this(), network);
-  Submit(nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings.data(), settings.size()));
+  session_->SendSettings(settings);
   // Framed at once: the frames of the limit of streams come later.
-  if (!Fill()) Close();
+  if (!session_->Fill()) Close();
 }
 
 void Connection::GoAway() {
   if (session_ == nullptr || leaving_ != Leaving::kNo) return;
   leaving_ = Leaving::kAnnounced;
+  announced_.due = Now() + kAnnouncedTime;
   ResumeReading();
-  announced_ = loop_.clock().Now();
-  Submit(nghttp2_submit_shutdown_notice(session_));
+  session_->Announce();
 }
 
 void Connection::EndStreams() {
   if (session_ == nullptr || std::exchange(leaving_, Leaving::kFinal) == Leaving::kFinal) return;
   ResumeReading();
-  Submit(nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
-                               nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
-                               nullptr, 0));
+  session_->GoAway(NGHTTP2_NO_ERROR);
   // Framed at once: a call that arrived before that would be served, although the frame says that
   // it is not.
-  if (!Fill()) Close();
+  if (!session_->Fill()) Close();
 }
 
 void Connection::Close() {
   if (session_ == nullptr) return;
   ResumeReading();
-  nghttp2_session_del(std::exchange(session_, nullptr));
+  session_.reset();
+  AbandonStreams();
+  out_.Clear();
+  loop_.Remove(socket_->descriptor());
+  if (!lingers() || leaving_ == Leaving::kFinal) socket_->EndWriting();
+  shutdown(socket_->descriptor(), SHUT_RDWR);  // the socket is closed at the end of the round
+  on_closed_();
+}
+
+void Connection::AbandonStreams() {
   for (auto& [id, stream] : std::exchange(streams_, {})) {
     if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
   }
-  out_.Clear();
-  loop_.Remove(socket_->descriptor());
-  if (!lingers_since_ || leaving_ == Leaving::kFinal) socket_->EndWriting();
-  shutdown(socket_->descriptor(), SHUT_RDWR);  // the socket is closed at the end of the round
-  on_closed_();
 }
 
 // Ends a connection that exceeds the budget.
 void Connection::CloseAbusive() {
   if (std::exchange(is_abusive_, true)) return;
-  Submit(nghttp2_session_terminate_session(session_, NGHTTP2_ENHANCE_YOUR_CALM));
+  session_->Terminate(NGHTTP2_ENHANCE_YOUR_CALM);
 }
 
 // Tells callers that ping too often in gRPC's words, to which its clients react.
@@ -276,24 +154,8 @@ void Connection::OnPing(const nghttp2_ping& ping) {
     if (is_ours && leaving_ == Leaving::kAnnounced) leaving_ = Leaving::kAcknowledged;
     return;
   }
-  if (keepalive_.OnPing(loop_.clock().Now(), !streams_.empty())) return;
-  constexpr absl::string_view kReason = "too_many_pings";
-  Submit(nghttp2_submit_goaway(
-      session_, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(session_),
-      NGHTTP2_ENHANCE_YOUR_CALM, reinterpret_cast<const uint8_t*>(kReason.data()), kReason.size()));
-}
-
-void Connection::PingIfSilent(Instant now) {
-  const Keepalive::Action action = keepalive_.OnTick(now);
-  if (action == Keepalive::Action::kClose) return Close();
-  if (action != Keepalive::Action::kPing) return;
-  Submit(nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE, nullptr));
-}
-
-void Connection::CheckAge(Instant now) {
-  if (now < ages_at_) return;
-  if (now - ages_at_ >= settings_.max_call_time) return Close();
-  GoAway();
+  if (keepalive_.OnPing(Now(), !streams_.empty())) return;
+  session_->GoAway(NGHTTP2_ENHANCE_YOUR_CALM, "too_many_pings");
 }
 
 void Connection::LowerStreamLimit(int32_t id) {
@@ -330,7 +192,7 @@ void Connection::Send(const std::optional<StreamLimit::Frame>& limit) {
 void Connection::PauseReading() {
   if (place_in_paused_ || leaving_ != Leaving::kNo) return;
   place_in_paused_ = paused_.insert(paused_.end(), this);
-  paused_since_ = loop_.clock().Now();
+  pause_.due = Now() + kLongestPause;
 }
 
 void Connection::ResumeReading() {
@@ -341,13 +203,11 @@ void Connection::ResumeReading() {
 
 void Connection::Linger() {
   ResumeReading();
-  lingers_since_ = loop_.clock().Now();
+  linger_.due = Now() + kLingerTime;
   // A caller that was told to go away closes the connection once it has read its responses. Some
   // clients lose responses that come together with the end of the connection.
   if (leaving_ != Leaving::kFinal) socket_->EndWriting();
-  for (auto& [id, stream] : std::exchange(streams_, {})) {
-    if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
-  }
+  AbandonStreams();
 }
 
 void Connection::OnEvents(uint32_t events) {
@@ -367,20 +227,21 @@ void Connection::TakeTurn(uint32_t events) {
 }
 
 void Connection::OnTick(Instant now) {
-  if (session_ == nullptr) return;
-  if (lingers_since_) {
-    if (now - *lingers_since_ >= kLingerTime) Close();
-    return;
-  }
-  if (!has_settings_ && now - created_ >= kHandshakeTime) return Close();
-  if (socket_->NeedsHandshake()) return;
+  if (!Fire({&handshake_, &linger_}, now) || lingers() || socket_->NeedsHandshake()) return;
   if (!out_.empty() && now - out_.progressed() >= kWriteTime) return Close();
-  if (streams_.empty() && now - idle_since_ >= settings_.max_idle) GoAway();
-  CheckAge(now);
-  if (leaving_ != Leaving::kNo && now - announced_ >= kAnnouncedTime) EndStreams();
-  if (place_in_paused_ && now - paused_since_ >= kLongestPause) ResumeReading();
-  if (session_ != nullptr && !place_in_paused_) Send(stream_limit_.Raise());
-  if (session_ != nullptr) PingIfSilent(now);
+  if (!Fire({&idle_, &age_, &aged_calls_, &announced_, &pause_}, now)) return;
+  if (!place_in_paused_) Send(stream_limit_.Raise());
+  const Keepalive::Action ping = keepalive_.OnTick(now);
+  if (ping == Keepalive::Action::kClose) return Close();
+  if (ping == Keepalive::Action::kPing) session_->SendPing();
+}
+
+// Returns whether the connection is still open.
+bool Connection::Fire(std::initializer_list<const Timer*> timers, Instant now) {
+  for (const Timer* timer : timers) {
+    if (session_ != nullptr && now >= timer->due) (this->*timer->action)();
+  }
+  return session_ != nullptr;
 }
 
 // Continues the handshake. Returns whether it is complete.
@@ -408,8 +269,8 @@ absl::Span<uint8_t> Connection::DirectPlace() {
 
 // Reads the payload of a message into its place, and everything else into the loop's buffer.
 void Connection::Read() {
-  const Instant began = loop_.clock().Now();
-  for (int64_t left = kFairBytes; left > 0 && loop_.clock().Now() - began < kFairTime;) {
+  const Instant began = Now();
+  for (int64_t left = kFairBytes; left > 0 && Now() - began < kFairTime;) {
     absl::Span<uint8_t> scratch = loop_.scratch();
     if (out_.copied_bytes() >= kManyUnreadBytes) scratch = scratch.subspan(0, kSlowReadBytes);
     const absl::Span<uint8_t> direct = DirectPlace();
@@ -418,14 +279,14 @@ void Connection::Read() {
     const ssize_t count = socket_->Read(places);
     if (count == Socket::kBlocked) return;
     if (count == Socket::kEnded) return Close();
-    keepalive_.OnRead(loop_.clock().Now());
+    keepalive_.OnRead(Now());
     const size_t size = static_cast<size_t>(count);
     Feed(direct.subspan(0, size));
     if (session_ != nullptr && size > direct.size()) {
       Feed(scratch.subspan(0, size - direct.size()));
     }
     if (session_ == nullptr || is_abusive_) return;
-    if (nghttp2_session_get_outbound_queue_size(session_) >= kMaxQueuedFrames) return;
+    if (session_->queued_frames() >= kMaxQueuedFrames) return;
     if (size < direct.size() + scratch.size()) return;
     left -= count;
   }
@@ -433,11 +294,11 @@ void Connection::Read() {
 
 void Connection::Feed(absl::Span<const uint8_t> bytes) {
   if (bytes.empty()) return;
-  if (is_abusive_ || lingers_since_) {
+  if (is_abusive_ || lingers()) {
     lingered_bytes_ += static_cast<int64_t>(bytes.size());
     return;
   }
-  budget_.Refill(loop_.clock().Now());
+  budget_.Refill(Now());
   bool is_within_budget = true;
   const FrameReader::Pieces pieces = reader_.Read(bytes, [&](const FrameHead& frame) {
     is_within_budget = budget_.OnFrame(frame) && is_within_budget;
@@ -445,7 +306,7 @@ void Connection::Feed(absl::Span<const uint8_t> bytes) {
   });
   if (!is_within_budget) return CloseAbusive();
   for (const absl::Span<const uint8_t> piece : pieces) {
-    if (nghttp2_session_mem_recv(session_, piece.data(), piece.size()) < 0) return Close();
+    if (!session_->Receive(piece)) return Close();
   }
   if (leaving_ == Leaving::kAcknowledged) EndStreams();
 }
@@ -470,14 +331,13 @@ bool Connection::ShouldForward(const FrameHead& frame) {
 void Connection::OnBeginHeaders(const nghttp2_frame& frame) {
   head_.Clear();
   if (frame.headers.cat != NGHTTP2_HCAT_REQUEST) return;
-  const int32_t id = frame.hd.stream_id;
   auto stream = std::make_unique<Stream>();
-  stream->id = id;
-  nghttp2_session_set_stream_user_data(session_, id, stream.get());
-  streams_[id] = std::move(stream);
+  stream->id = frame.hd.stream_id;
+  streams_[stream->id] = std::move(stream);
+  idle_.due = Instant::max();
 }
 
-void Connection::OnHeader(int32_t, absl::string_view name, absl::string_view value) {
+void Connection::OnHeader(absl::string_view name, absl::string_view value) {
   head_.Add(name, value);
   // A few compressed bytes can expand to large headers.
   if (head_.bytes() > 2 * FrameBudget::kMaxHeaderBlock) CloseAbusive();
@@ -500,7 +360,7 @@ void Connection::OnRequest(Stream& stream) {
 void Connection::OnFrameHead(const nghttp2_frame_hd& head) {
   // nghttp2 ignores all PRIORITY frames, but one on stream 0 is an error.
   if (head.type == NGHTTP2_PRIORITY && head.stream_id == 0) {
-    Submit(nghttp2_session_terminate_session(session_, NGHTTP2_PROTOCOL_ERROR));
+    session_->Terminate(NGHTTP2_PROTOCOL_ERROR);
   }
   const bool is_plain = head.type == NGHTTP2_DATA && (head.flags & NGHTTP2_FLAG_PADDED) == 0;
   data_stream_ = is_plain ? head.stream_id : 0;
@@ -516,7 +376,7 @@ void Connection::OnData(int32_t id, absl::Span<const uint8_t> bytes) {
 
 void Connection::OnFrame(const nghttp2_frame& frame) {
   data_left_ = 0;
-  if (frame.hd.type == NGHTTP2_SETTINGS) has_settings_ = true;
+  if (frame.hd.type == NGHTTP2_SETTINGS) handshake_.due = Instant::max();
   if (frame.hd.type == NGHTTP2_PING) OnPing(frame.ping);
   if (frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) return;
   keepalive_.OnActivity();
@@ -534,10 +394,9 @@ void Connection::OnFrame(const nghttp2_frame& frame) {
 }
 
 void Connection::OnFrameSent(const nghttp2_frame& frame) {
+  // Not earlier: nghttp2 sends pings ahead of other frames.
   if (frame.hd.type == NGHTTP2_GOAWAY && leaving_ == Leaving::kAnnounced) {
-    // Not earlier: nghttp2 sends pings ahead of other frames.
-    Submit(nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE, kAnnouncedPing));
-    return;
+    return session_->SendPing(kAnnouncedPing);
   }
   if (frame.hd.type == NGHTTP2_RST_STREAM) {
     if (frame.rst_stream.error_code == NGHTTP2_NO_ERROR) return;
@@ -565,7 +424,7 @@ void Connection::OnStreamClose(int32_t id) {
   const bool makes_room =
       stream->handler != nullptr && stream->handler->carries_tensors() && !stream->is_refused;
   if (makes_room && !paused_.empty()) paused_.front()->ResumeReading();
-  if (streams_.empty()) idle_since_ = loop_.clock().Now();
+  if (streams_.empty()) idle_.due = Now() + settings_.max_idle;
   if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
 }
 
@@ -575,34 +434,13 @@ Connection::Stream* Connection::Find(int32_t id) {
 }
 
 void Connection::SendMessage(int32_t id, ResponseMessage message) {
+  static const Trailers* const head =
+      new Trailers{{":status", "200"}, {"content-type", "application/grpc"}};
   Stream* const stream = Find(id);
   if (stream == nullptr) return;
-  const int64_t size = message.size();
-  ResponseMessage::Pieces pieces = message.TakePieces();
-  std::string prefix(5, '\0');
-  for (size_t i = 1; i < prefix.size(); ++i) {
-    prefix[i] = static_cast<char>(static_cast<uint64_t>(size) >> (8 * (prefix.size() - 1 - i)));
-  }
-  if (!pieces.empty()) pieces[0].bytes.insert(0, prefix);
-  if (pieces.empty()) pieces.push_back({prefix, {}});
-  stream->chunk_bytes += size + static_cast<int64_t>(prefix.size());
-  for (ResponseMessage::Piece& piece : pieces) {
-    if (!piece.bytes.empty()) stream->chunks.push_back({std::move(piece.bytes), {}});
-    if (!piece.payload.bytes.empty()) stream->chunks.push_back({{}, std::move(piece.payload)});
-  }
-  if (std::exchange(stream->has_begun, true)) {
-    return Submit(nghttp2_session_resume_data(session_, id));
-  }
-  const std::array<nghttp2_nv, 2> headers = {HeaderOf(":status", "200"),
-                                             HeaderOf("content-type", "application/grpc")};
-  nghttp2_data_provider provider;
-  provider.source.ptr = stream;
-  provider.read_callback = [](nghttp2_session*, int32_t, uint8_t*, size_t length, uint32_t* flags,
-                              nghttp2_data_source* source, void* connection) {
-    return static_cast<Connection*>(connection)
-        ->ProvideData(*static_cast<Stream*>(source->ptr), length, *flags);
-  };
-  Submit(nghttp2_submit_response(session_, id, headers.data(), headers.size(), &provider));
+  stream->response.Append(std::move(message));
+  if (std::exchange(stream->has_begun, true)) return session_->Resume(id);
+  session_->Respond(id, *head, &stream->response);
 }
 
 void Connection::SendStatus(int32_t id, const absl::Status& status, Trailers trailers) {
@@ -612,59 +450,28 @@ void Connection::SendStatus(int32_t id, const absl::Status& status, Trailers tra
   if (!status.ok()) all.emplace_back("grpc-message", PercentEncode(StatusMessage(status)));
   for (auto& trailer : trailers) all.push_back(std::move(trailer));
   if (stream->has_begun) {
-    stream->trailers = std::move(all);
-    return Submit(nghttp2_session_resume_data(session_, id));
+    stream->response.End(std::move(all));
+    return session_->Resume(id);
   }
   stream->has_begun = true;
   all.insert(all.begin(), {{":status", "200"}, {"content-type", "application/grpc"}});
-  const std::vector<nghttp2_nv> headers = HeadersOf(all);
-  Submit(nghttp2_submit_response(session_, id, headers.data(), headers.size(), nullptr));
+  session_->Respond(id, all);
 }
 
 void Connection::SendHttpError(int32_t id, int http_status) {
-  const std::string code = absl::StrCat(http_status);
-  const nghttp2_nv header = HeaderOf(":status", code);
-  Submit(nghttp2_submit_response(session_, id, &header, 1, nullptr));
+  session_->Respond(id, {{":status", absl::StrCat(http_status)}});
 }
 
 void Connection::Reset(int32_t id, uint32_t error_code) {
-  if (Find(id) == nullptr) return;
-  Submit(nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, error_code));
+  if (Find(id) != nullptr) session_->Reset(id, error_code);
 }
 
-// Returns how much of the response can be framed now. WriteData() takes it.
-ssize_t Connection::ProvideData(Stream& stream, size_t length, uint32_t& flags) {
-  if (stream.chunk_bytes == 0 && !stream.trailers) return NGHTTP2_ERR_DEFERRED;
-  const int64_t size = std::min(static_cast<int64_t>(length), stream.chunk_bytes);
-  flags |= NGHTTP2_DATA_FLAG_NO_COPY;
-  if (size < stream.chunk_bytes || !stream.trailers) return size;
-  flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
-  const std::vector<nghttp2_nv> headers = HeadersOf(*stream.trailers);
-  Submit(nghttp2_submit_trailer(session_, stream.id, headers.data(), headers.size()));
-  return size;
-}
-
-int Connection::WriteData(Stream& stream, const uint8_t* head, size_t length) {
-  if (!out_.HasRoom()) return NGHTTP2_ERR_WOULDBLOCK;
-  out_.Append(head, FrameHead::kBytes);
-  const auto size = static_cast<int64_t>(length);
-  budget_.EarnByPayload(size);
-  stream.chunk_bytes -= size;
-  while (length > 0) {
-    Chunk& chunk = stream.chunks.front();
-    const absl::string_view part = chunk.rest().substr(0, length);
-    if (chunk.payload.bytes.empty()) {
-      out_.Append(part.data(), part.size());
-    } else {
-      out_.Append(chunk.payload, chunk.offset, part.size());
-    }
-    length -= part.size();
-    chunk.offset += part.size();
-    if (chunk.rest().empty()) stream.chunks.pop_front();
-  }
-  if (stream.handler != nullptr) stream.handler->OnFramed(size);
-  if (stream.chunk_bytes == 0 && stream.handler != nullptr) stream.handler->OnDrained();
-  return 0;
+void Connection::OnFramed(int32_t id, int64_t bytes) {
+  budget_.EarnByPayload(bytes);
+  Stream* const stream = Find(id);
+  if (stream == nullptr || stream->handler == nullptr) return;
+  stream->handler->OnFramed(bytes);
+  if (stream->response.bytes() == 0) stream->handler->OnDrained();
 }
 
 // Keeps the stream's window open for what is expected, in steps.
@@ -672,10 +479,8 @@ void Connection::GrantWindow(int32_t id, int64_t bytes) {
   Stream* const stream = Find(id);
   if (stream == nullptr) return;
   stream->window.expected = bytes;
-  const int64_t more =
-      windows_.Grant(stream->window, nghttp2_session_get_stream_local_window_size(session_, id));
-  if (more == 0) return;
-  Submit(nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, id, static_cast<int32_t>(more)));
+  const int64_t more = windows_.Grant(stream->window, session_->window(id));
+  if (more > 0) session_->OpenWindow(id, more);
 }
 
 void Connection::SetUnadmitted(int32_t id, int64_t bytes) {
@@ -687,10 +492,9 @@ void Connection::SetUnadmitted(int32_t id, int64_t bytes) {
 
 // Returns whether it opens the connection's window.
 bool Connection::TopUp() {
-  const int64_t more = windows_.TopUp(nghttp2_session_get_local_window_size(session_));
-  if (more == 0) return false;
-  Submit(nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, 0, static_cast<int32_t>(more)));
-  return true;
+  const int64_t more = windows_.TopUp(session_->window(0));
+  if (more > 0) session_->OpenWindow(0, more);
+  return more > 0;
 }
 
 void Connection::FlushSoon() {
@@ -702,35 +506,21 @@ void Connection::FlushSoon() {
 
 void Connection::Flush() {
   if (session_ == nullptr) return;
-  if (lingers_since_) return UpdateInterest();
+  if (lingers()) return UpdateInterest();
   // Before the refusals: a call that is repeated at once finds the limit.
   if (stream_limit_.TakeRefusals()) HandleRefusals();
   TopUp();
   int64_t left = kFairBytes;
   do {
-    if (!Fill()) return Close();
+    if (!session_->Fill()) return Close();
     // Streams that ended meanwhile give their part of the window back.
     if (!TopUp() && out_.empty()) break;
     const OutputQueue::Written written = out_.Write(*socket_, left);
     if (written == OutputQueue::Written::kFailed) return Close();
     if (written == OutputQueue::Written::kBlocked) return UpdateInterest();
-  } while (nghttp2_session_want_write(session_) != 0);
-  if (nghttp2_session_want_read(session_) == 0 && nghttp2_session_want_write(session_) == 0) {
-    Linger();
-  }
+  } while (session_->WantsWrite());
+  if (!session_->WantsRead() && !session_->WantsWrite()) Linger();
   UpdateInterest();
-}
-
-// Frames what nghttp2 has queued. Returns false if the connection has failed.
-bool Connection::Fill() {
-  while (out_.HasRoom()) {
-    const uint8_t* data;
-    const ssize_t size = nghttp2_session_mem_send(session_, &data);
-    if (size < 0) return false;
-    if (size == 0) return true;
-    out_.Append(data, static_cast<size_t>(size));
-  }
-  return true;
 }
 
 void Connection::UpdateInterest() {

@@ -7,12 +7,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -24,10 +24,11 @@
 #include "server/wire/event_loop.h"
 #include "server/wire/http2/frame_budget.h"
 #include "server/wire/http2/keepalive.h"
-#include "server/wire/http2/output_queue.h"
 #include "server/wire/http2/receive_windows.h"
 #include "server/wire/http2/request_head.h"
+#include "server/wire/http2/session.h"
 #include "server/wire/http2/stream_limit.h"
+#include "server/wire/output_queue.h"
 #include "server/wire/socket.h"
 #include "server/wire/trailers.h"
 
@@ -61,6 +62,7 @@ class CallStream {
 // memory is admitted; frames that carry nothing exhaust a budget, which ends the connection.
 // Belongs to the thread of its loop.
 class Connection final : public EventLoop::Watcher,
+                         private Http2Session::Events,
                          public std::enable_shared_from_this<Connection> {
  public:
   struct Settings {
@@ -124,19 +126,29 @@ class Connection final : public EventLoop::Watcher,
   void SetUnadmitted(int32_t id, int64_t bytes);
 
  private:
-  struct Chunk;
   struct Stream;
   // What the caller was told: nothing; to open no more streams; the same, and it has read that; the
   // last stream that is served.
   enum class Leaving : uint8_t { kNo, kAnnounced, kAcknowledged, kFinal };
+  // OnTick() takes the action from this time on; it may do so again and again.
+  struct Timer {
+    void (Connection::*action)();
+    Instant due = Instant::max();  // never
+  };
 
   void OnEvents(uint32_t events) override;
   void OnTick(Instant now) override;
   bool NextTurnIsHeavy() const override { return socket_->NeedsHandshake(); }
 
-  static nghttp2_session_callbacks* Callbacks();
-  void NewSession();
-  void Submit(int error);
+  void OnFrameHead(const nghttp2_frame_hd& head) override;
+  void OnBeginHeaders(const nghttp2_frame& frame) override;
+  void OnHeader(absl::string_view name, absl::string_view value) override;
+  void OnData(int32_t id, absl::Span<const uint8_t> bytes) override;
+  void OnFrame(const nghttp2_frame& frame) override;
+  void OnFrameSent(const nghttp2_frame& frame) override;
+  void OnFramed(int32_t id, int64_t bytes) override;
+  void OnStreamClose(int32_t id) override;
+  void OnQueued() override { FlushSoon(); }
 
   void TakeTurn(uint32_t events);
   bool Establish();
@@ -148,32 +160,23 @@ class Connection final : public EventLoop::Watcher,
   void Linger();
 
   void OnPing(const nghttp2_ping& ping);
-  void PingIfSilent(Instant now);
-  void CheckAge(Instant now);
   void HandleRefusals();
   void Send(const std::optional<StreamLimit::Frame>& limit);
   void PauseReading();
   void ResumeReading();
 
-  void OnBeginHeaders(const nghttp2_frame& frame);
-  void OnHeader(int32_t id, absl::string_view name, absl::string_view value);
   void OnRequest(Stream& stream);
-  void OnFrameHead(const nghttp2_frame_hd& head);
-  void OnData(int32_t id, absl::Span<const uint8_t> bytes);
-  void OnFrame(const nghttp2_frame& frame);
-  void OnFrameSent(const nghttp2_frame& frame);
-  void OnStreamClose(int32_t id);
-  ssize_t ProvideData(Stream& stream, size_t length, uint32_t& flags);
-  int WriteData(Stream& stream, const uint8_t* head, size_t length);
-
   Stream* Find(int32_t id);
+  void AbandonStreams();
   bool TopUp();
 
   void FlushSoon();
   void Flush();
-  bool Fill();
   void UpdateInterest();
   void SetInterest(uint32_t interest);
+  bool Fire(std::initializer_list<const Timer*> timers, Instant now);
+  bool lingers() const { return linger_.due != Instant::max(); }
+  Instant Now() const { return loop_.clock().Now(); }
 
   EventLoop& loop_;
   const std::unique_ptr<Socket> socket_;
@@ -183,7 +186,6 @@ class Connection final : public EventLoop::Watcher,
   const NewStream new_stream_;
   const std::function<void()> on_closed_;
 
-  nghttp2_session* session_ = nullptr;  // null: closed
   absl::flat_hash_map<int32_t, std::unique_ptr<Stream>> streams_;
   RequestHead head_;  // of the header block that is being received
   FrameReader reader_;
@@ -192,13 +194,12 @@ class Connection final : public EventLoop::Watcher,
   OutputQueue out_;
   Keepalive keepalive_;
   StreamLimit stream_limit_;
+  std::unique_ptr<Http2Session> session_;            // null: closed
   std::optional<Paused::iterator> place_in_paused_;  // reading is paused
-  Instant paused_since_;
-  bool is_in_header_block_ = false;  // of the caller
-  uint32_t last_opened_ = 0;         // the stream of the last new HEADERS
+  bool is_in_header_block_ = false;                  // of the caller
+  uint32_t last_opened_ = 0;                         // the stream of the last new HEADERS
   bool is_abusive_ = false;
   Leaving leaving_ = Leaving::kNo;
-  Instant announced_;
 
   int32_t data_stream_ = 0;  // of the DATA frame that is being received; 0: none
   int64_t data_left_ = 0;    // of its payload
@@ -206,11 +207,15 @@ class Connection final : public EventLoop::Watcher,
   uint32_t interest_ = 0;
   bool flushes_soon_ = false;
 
-  bool has_settings_ = false;  // of the peer
-  Instant created_, idle_since_;
-  Instant ages_at_ = Instant::max();
-  std::optional<Instant> lingers_since_;
   int64_t lingered_bytes_ = 0;
+
+  Timer handshake_{&Connection::Close};  // of TLS and HTTP/2
+  Timer linger_{&Connection::Close};
+  Timer idle_{&Connection::GoAway};
+  Timer age_{&Connection::GoAway};
+  Timer aged_calls_{&Connection::Close};
+  Timer announced_{&Connection::EndStreams};
+  Timer pause_{&Connection::ResumeReading};
 };
 
 }  // namespace rapt

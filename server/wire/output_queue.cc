@@ -1,4 +1,4 @@
-#include "server/wire/http2/output_queue.h"
+#include "server/wire/output_queue.h"
 
 #include <sys/uio.h>
 
@@ -19,7 +19,7 @@ constexpr size_t kMaxPlaces = 64;
 
 }  // namespace
 
-absl::string_view OutputQueue::Segment::view() const {
+absl::string_view OutputSegment::view() const {
   if (payload.bytes.empty()) return bytes;
   return {reinterpret_cast<const char*>(payload.bytes.data()), payload.bytes.size()};
 }
@@ -27,6 +27,7 @@ absl::string_view OutputQueue::Segment::view() const {
 bool OutputQueue::HasRoom() const { return bytes_ < kMaxBytes && copied_bytes_ < kMaxCopiedBytes; }
 
 void OutputQueue::Append(const void* bytes, size_t size) {
+  if (size == 0) return;
   if (segments_.empty()) progressed_ = clock_.Now();
   if (segments_.empty() || !segments_.back().payload.bytes.empty() ||
       segments_.back().bytes.size() + size > kSegmentBytes) {
@@ -37,12 +38,19 @@ void OutputQueue::Append(const void* bytes, size_t size) {
   copied_bytes_ += static_cast<int64_t>(size);
 }
 
-void OutputQueue::Append(const OutputBuffer& output, size_t offset, size_t size) {
-  const absl::Span<const std::byte> part = output.bytes.subspan(offset, size);
-  if (part.size() <= kSmallBytes) return Append(part.data(), part.size());
+void OutputQueue::Append(OutputSegment segment) {
+  const size_t size = segment.view().size();
+  if (size <= kSmallBytes) return Append(segment.view().data(), size);
   if (segments_.empty()) progressed_ = clock_.Now();
-  segments_.push_back({{}, {part, output.owner}});
-  bytes_ += static_cast<int64_t>(part.size());
+  bytes_ += static_cast<int64_t>(size);
+  copied_bytes_ += static_cast<int64_t>(segment.bytes.size());
+  segments_.push_back(std::move(segment));
+}
+
+void OutputQueue::Append(const OutputSegment& segment, size_t offset, size_t size) {
+  const OutputBuffer& payload = segment.payload;
+  if (payload.bytes.empty()) return Append(segment.bytes.data() + offset, size);
+  Append({{}, {payload.bytes.subspan(offset, size), payload.owner}});
 }
 
 OutputQueue::Written OutputQueue::Write(Socket& socket, int64_t& left) {

@@ -1,6 +1,6 @@
 // Bytes of a connection that wait to be written to its socket.
-#ifndef RAPT_SERVER_WIRE_HTTP2_OUTPUT_QUEUE_H_
-#define RAPT_SERVER_WIRE_HTTP2_OUTPUT_QUEUE_H_
+#ifndef RAPT_SERVER_WIRE_OUTPUT_QUEUE_H_
+#define RAPT_SERVER_WIRE_OUTPUT_QUEUE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +13,14 @@
 #include "server/wire/socket.h"
 
 namespace rapt {
+
+// A string, or an output that is referenced.
+struct OutputSegment {
+  std::string bytes;
+  OutputBuffer payload;  // instead of bytes
+
+  absl::string_view view() const;
+};
 
 // Outputs of calls are written from where they are; everything else is copied. Not thread-safe.
 class OutputQueue {
@@ -32,8 +40,10 @@ class OutputQueue {
   Instant progressed() const { return progressed_; }
 
   void Append(const void* bytes, size_t size);
-  // Appends a part of an output, which stays until the part is written.
-  void Append(const OutputBuffer& output, size_t offset, size_t size);
+  // Appends a segment, which is not copied unless it is small.
+  void Append(OutputSegment segment);
+  // Appends a part of a segment, whose output stays until the part is written.
+  void Append(const OutputSegment& segment, size_t offset, size_t size);
 
   // Writes at most about `left` bytes, and subtracts what it has written. kBlocked: the loop
   // reports the socket when it accepts more, at once if only `left` is used up.
@@ -42,18 +52,11 @@ class OutputQueue {
   void Clear() { segments_.clear(); }
 
  private:
-  struct Segment {
-    std::string bytes;
-    OutputBuffer payload;  // instead of bytes
-
-    absl::string_view view() const;
-  };
-
   void Drop(int64_t bytes);
 
   const Clock& clock_;
   Instant progressed_;
-  std::deque<Segment> segments_;
+  std::deque<OutputSegment> segments_;
   int64_t bytes_ = 0;
   int64_t copied_bytes_ = 0;
   size_t offset_ = 0;  // written bytes of the first segment
@@ -61,4 +64,4 @@ class OutputQueue {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_WIRE_HTTP2_OUTPUT_QUEUE_H_
+#endif  // RAPT_SERVER_WIRE_OUTPUT_QUEUE_H_
