@@ -4,7 +4,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -30,8 +29,6 @@ constexpr std::chrono::milliseconds kCallWriteTime{20'000};
 // Chunks of fewer bytes are read together with what follows them.
 constexpr uint64_t kLeastDirectBytes = 4096;
 
-constexpr size_t kMaxPlaces = 64;
-
 // A close with unread bytes resets the connection, and the client may lose the response. Therefore
 // up to this number of bytes is read and discarded first.
 constexpr int64_t kMaxDroppedBytes = int64_t{64} << 20;
@@ -41,10 +38,6 @@ constexpr char kAllowedHeaders[] =
     "authorization, content-type, inference-header-content-length, grpc-timeout, traceparent";
 constexpr char kExposedHeaders[] = "inference-header-content-length, retry-after, traceparent";
 
-absl::string_view BytesOf(const OutputBuffer& payload) {
-  return {reinterpret_cast<const char*>(payload.bytes.data()), payload.bytes.size()};
-}
-
 }  // namespace
 
 Connection::Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::string peer,
@@ -53,7 +46,8 @@ Connection::Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::str
       socket_(std::move(socket)),
       peer_(std::move(peer)),
       owner_(owner),
-      since_(loop.clock().Now()) {}
+      since_(loop.clock().Now()),
+      out_(loop.clock()) {}
 
 void Connection::Start(const PeerNetwork& network) {
   interest_ = EPOLLIN | EPOLLRDHUP;
@@ -71,7 +65,7 @@ void Connection::Close() {
   loop_.Remove(socket_->descriptor());
   socket_->EndWriting();
   shutdown(socket_->descriptor(), SHUT_RDWR);  // the socket is closed at the end of the round
-  out_.clear();
+  out_.Clear();
   if (ConnectionCall* const call = std::exchange(call_, nullptr)) call->OnClosed(false);
   owner_.OnClosed(*this);
 }
@@ -437,9 +431,12 @@ void Connection::Respond(int status, absl::string_view content_type,
   closes_ = closes_ || is_unread || owner_.is_draining();
   state_ = State::kResponding;
   since_ = Now();
-  out_.push_back({HeadOf(status, content_type, headers, body.size()), {}});
+  out_.Append({HeadOf(status, content_type, headers, body.size()), {}});
   if (request_.method != "HEAD") {
-    for (ResponseMessage::Piece& piece : body.TakePieces()) out_.push_back(std::move(piece));
+    for (ResponseMessage::Piece& piece : body.TakePieces()) {
+      out_.Append({std::move(piece.bytes), {}});
+      out_.Append({{}, std::move(piece.payload)});
+    }
   }
   Run();
 }
@@ -460,34 +457,16 @@ void Connection::Reject(const Response& response) {
 }
 
 bool Connection::Write() {
-  std::array<iovec, kMaxPlaces> places;
-  size_t count = 0, offset = out_offset_;
-  for (auto piece = out_.begin(); piece != out_.end() && count + 2 <= places.size(); ++piece) {
-    for (absl::string_view part : {absl::string_view(piece->bytes), BytesOf(piece->payload)}) {
-      const size_t skipped = std::min(offset, part.size());
-      offset -= skipped;
-      part.remove_prefix(skipped);
-      if (!part.empty()) places[count++] = {const_cast<char*>(part.data()), part.size()};
-    }
+  int64_t left = turn_left_;
+  const OutputQueue::Written result = out_.Write(*socket_, left);
+  const int64_t written = std::exchange(turn_left_, left) - left;
+  if (written > 0) {
+    since_ = Now();
+    if (call_ != nullptr) call_->OnBytesWritten(written);
   }
-  const ssize_t written = socket_->Write({places.data(), count});
-  if (written == Socket::kBlocked) return false;
-  if (written == Socket::kEnded) {
-    Close();
-    return false;
-  }
-  since_ = Now();
-  turn_left_ -= written;
-  if (call_ != nullptr) call_->OnBytesWritten(written);
-  out_offset_ += static_cast<size_t>(written);
-  while (!out_.empty()) {
-    const size_t size = out_.front().bytes.size() + out_.front().payload.bytes.size();
-    if (out_offset_ < size) break;
-    out_offset_ -= size;
-    out_.pop_front();
-  }
-  if (out_.empty()) OnResponseSent();
-  return true;
+  if (result == OutputQueue::Written::kFailed) Close();
+  if (result == OutputQueue::Written::kAll) OnResponseSent();
+  return result == OutputQueue::Written::kAll || turn_left_ <= 0;
 }
 
 void Connection::OnResponseSent() {

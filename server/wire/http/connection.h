@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,6 +21,7 @@
 #include "server/wire/http/host_names.h"
 #include "server/wire/http/message.h"
 #include "server/wire/http/router.h"
+#include "server/wire/output_queue.h"
 #include "server/wire/socket.h"
 
 namespace rapt::http {
@@ -171,8 +171,7 @@ class Connection final : public EventLoop::Watcher,
   ConnectionCall* call_ = nullptr;
   uint64_t call_number_ = 0;
 
-  std::deque<ResponseMessage::Piece> out_;
-  size_t out_offset_ = 0;  // bytes of the first piece that are written
+  OutputQueue out_;
   int64_t dropped_bytes_ = 0;
 };
 
