@@ -1,5 +1,5 @@
 // The interface of the kernels. Each instruction set is one file, compiled with its own flags from
-// the one source flash.inc; kernels_amx.cc and kernels_avx512_bf16.cc add the loop over tiles of
+// the one source kernels.inc; kernels_amx.cc and kernels_avx512_bf16.cc add the loop over tiles of
 // tile_flash.inc, the latter also a loop by dot products for a few rows. They share only these
 // plain structs: the linker could keep the AVX-512 copy of a shared inline function for every
 // machine.

@@ -3,4 +3,4 @@
 #define RAPT_MICRO_ROWS 6
 #define RAPT_MICRO_VECTORS 2
 #define RAPT_KERNEL_TABLE kAvx2Kernels
-#include "attention/cpu/flash.inc"
+#include "attention/cpu/kernels.inc"

@@ -15,7 +15,7 @@
 #define RAPT_MICRO_VECTORS 4
 #include <immintrin.h>
 
-#include "attention/cpu/flash.inc"
+#include "attention/cpu/kernels.inc"
 // After the kernels, which they use.
 #include "attention/cpu/avx512_fallback.inc"
 #include "attention/cpu/tile_flash.inc"
