@@ -7,6 +7,7 @@
 #include "absl/types/span.h"
 #include "attention/half.h"
 #include "attention/tensor_view.h"
+#include "attention/work_meter.h"
 
 namespace rapt {
 namespace {
@@ -32,7 +33,8 @@ double Load(const std::byte* data, Element element, int64_t n) {
 
 class Recurrence {
  public:
-  explicit Recurrence(const LinearTask& task) : t_(task) {
+  explicit Recurrence(const LinearTask& task)
+      : t_(task), meter_(task.checkpoint, /*interval=*/100'000) {
     auto* next = reinterpret_cast<double*>(task.scratch);
     const auto take = [&next](int64_t count) {
       const absl::Span<double> span(next, count);
@@ -54,12 +56,12 @@ class Recurrence {
   bool Run() {
     LoadState();
     for (int64_t t = 0; t < t_.tokens; ++t) {
-      if (!PassCheckpoint()) return false;
+      if (!meter_.Pass(t_.features * t_.columns * (t_.group + 1))) return false;
       Update(t);
       if (t_.is_causal) ComputeOutput(t);
     }
     for (int64_t t = 0; t < t_.tokens && !t_.is_causal; ++t) {
-      if (!PassCheckpoint()) return false;
+      if (!meter_.Pass(t_.features * t_.columns * (t_.group + 1))) return false;
       ComputeOutput(t);
     }
     std::fill(row_.begin(), row_.end(), 0);
@@ -71,14 +73,6 @@ class Recurrence {
   }
 
  private:
-  bool PassCheckpoint() {
-    constexpr int64_t kMostWork = 100'000;
-    work_ += t_.features * t_.columns * (t_.group + 1);
-    if (t_.checkpoint.go_on == nullptr || work_ < kMostWork) return true;
-    work_ = 0;
-    return t_.checkpoint.go_on(t_.checkpoint.context);
-  }
-
   bool is_favor() const { return t_.feature_map == FeatureMap::kFavor; }
 
   absl::Span<double> StateRow(int64_t f) {
@@ -234,7 +228,7 @@ class Recurrence {
   absl::Span<double> features_;    // of the current key or query
   absl::Span<double> input_;       // [key_size]
   absl::Span<double> row_;         // [columns], u or o
-  int64_t work_ = 0;
+  WorkMeter meter_;                // of multiply-adds
 };
 
 }  // namespace

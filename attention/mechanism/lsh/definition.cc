@@ -38,14 +38,14 @@ struct WorkspaceLayout {
 class Head {
  public:
   Head(const LshShape& shape, const Arguments& arguments, std::byte* workspace, int64_t task,
-       Pacer& pacer)
+       WorkMeter& meter)
       : s_(shape),
         a_(arguments),
         layout_(shape),
         memory_(workspace),
         head_(task),
         length_(s_.has_lengths ? a_.key_lengths[task / s_.heads] : s_.length),
-        pacer_(pacer) {}
+        meter_(meter) {}
 
   void Run() {
     ReadRows(Role::kQ, layout_.queries.In(memory_));
@@ -53,7 +53,7 @@ class Head {
     ReadRows(s_.keys(), keys);
     for (int64_t r = 0; s_.hashes() && r < s_.rounds(); ++r) Hash(r);
     if (s_.is_reformer()) {
-      for (int64_t p = 0; p < s_.length && pacer_.Pass(8 * s_.head_size); ++p) {
+      for (int64_t p = 0; p < s_.length && meter_.Pass(8 * s_.head_size); ++p) {
         Normalize(keys + p * s_.head_size);
       }
     }
@@ -64,10 +64,10 @@ class Head {
       std::fill(row + 1, row + StateSize(), 0.0);
     }
     for (int64_t n = 0; n < s_.rounds() * s_.length; ++n) {
-      if (!pacer_.Pass(4 * s_.window_rows() * (s_.head_size + s_.value_head_size))) return;
+      if (!meter_.Pass(4 * s_.window_rows() * (s_.head_size + s_.value_head_size))) return;
       if (PositionAt(n) < length_) Attend(n);
     }
-    for (int64_t p = 0; p < s_.length && pacer_.Pass(8 * s_.value_head_size); ++p) {
+    for (int64_t p = 0; p < s_.length && meter_.Pass(8 * s_.value_head_size); ++p) {
       WriteRow(p, state + p * StateSize());
     }
   }
@@ -77,7 +77,7 @@ class Head {
 
   void ReadRows(Role role, double* rows) {
     const int64_t count = s_.length * s_.head_size;
-    for (int64_t n = 0; n < count && pacer_.Pass(8); ++n) {
+    for (int64_t n = 0; n < count && meter_.Pass(8); ++n) {
       rows[n] = LoadElement(a_.inputs[role].data, s_.dtype, head_ * count + n);
     }
   }
@@ -92,15 +92,15 @@ class Head {
   void Hash(int64_t round) {
     LshRotations rotations{layout_.rotations.In(memory_), 0};
     ReadRotations(s_, a_, s_.rotation_head(head_ % s_.heads), round, layout_.rotations.In(memory_),
-                  pacer_);
+                  meter_);
     int32_t* const buckets = layout_.buckets.In(memory_);
     for (int64_t p = 0; p < s_.length; ++p) {
       buckets[p] =
-          p < length_ ? BucketOf(s_, rotations, layout_.keys.In(memory_) + p * s_.head_size, pacer_)
+          p < length_ ? BucketOf(s_, rotations, layout_.keys.In(memory_) + p * s_.head_size, meter_)
                       : static_cast<int32_t>(s_.buckets);
     }
     SortByBucket(s_, buckets, layout_.ends.In(memory_),
-                 layout_.order.In(memory_) + round * s_.length, pacer_);
+                 layout_.order.In(memory_) + round * s_.length, meter_);
     if (!s_.wants_buckets) return;
     const int64_t bytes = s_.length * int64_t{sizeof(int32_t)};
     std::memcpy(a_.outputs[kLshBuckets].data + (head_ * s_.rounds() + round) * bytes, buckets,
@@ -166,7 +166,7 @@ class Head {
   std::byte* const memory_;
   const int64_t head_;  // of all batch rows
   const int64_t length_;
-  Pacer& pacer_;
+  WorkMeter& meter_;
 };
 
 }  // namespace
@@ -179,8 +179,8 @@ void PlanDefinition(const LshShape& shape, Plan& plan) {
 }
 
 void RunDefinition(const LshShape& shape, const Arguments& arguments, std::byte* workspace,
-                   int64_t task, Pacer& pacer) {
-  Head(shape, arguments, workspace, task, pacer).Run();
+                   int64_t task, WorkMeter& meter) {
+  Head(shape, arguments, workspace, task, meter).Run();
 }
 
 }  // namespace rapt

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "attention/mechanism/lsh/lsh_shape.h"
-#include "attention/mechanism/lsh/pacer.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
+#include "attention/work_meter.h"
 
 namespace rapt {
 
@@ -18,7 +18,7 @@ bool FitsDefinition(const LshShape& shape);
 // One task for each head. REQUIRES: the shape is not empty and fits.
 void PlanDefinition(const LshShape& shape, Plan& plan);
 void RunDefinition(const LshShape& shape, const Arguments& arguments, std::byte* workspace,
-                   int64_t task, Pacer& pacer);
+                   int64_t task, WorkMeter& meter);
 
 }  // namespace rapt
 

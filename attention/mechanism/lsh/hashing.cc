@@ -119,7 +119,7 @@ int32_t ChooseColumn(const LshShape& shape, const LshRotations& rotations, const
 }  // namespace
 
 double ReadRotations(const LshShape& shape, const Arguments& a, int64_t h, int64_t round,
-                     double* columns, Pacer& pacer) {
+                     double* columns, WorkMeter& meter) {
   const int64_t count = shape.columns();
   const int64_t size = shape.head_size;
   std::array<double, kBlock> block;
@@ -127,7 +127,7 @@ double ReadRotations(const LshShape& shape, const Arguments& a, int64_t h, int64
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t width = std::min(kBlock, count - begin);
     for (int64_t d = 0; d < size; ++d) {
-      if (!pacer.Pass(64 * width)) return 0;
+      if (!meter.Pass(64 * width)) return 0;
       const int64_t first = (d * shape.num_hashes + round) * count + begin;
       if (!shape.rotations) {
         DrawNormals(shape.seed, static_cast<uint32_t>(h), DrawPurpose::kRotations, first,
@@ -151,10 +151,10 @@ double ReadRotations(const LshShape& shape, const Arguments& a, int64_t h, int64
 }
 
 int32_t BucketOf(const LshShape& shape, const LshRotations& rotations, const double* x,
-                 Pacer& pacer) {
+                 WorkMeter& meter) {
   Choice choice(shape, rotations, x);
   for (int64_t c = 0; c < shape.columns(); ++c) {
-    if (!pacer.Pass(4 * shape.head_size)) break;
+    if (!meter.Pass(4 * shape.head_size)) break;
     choice.AddColumn(c);
   }
   return choice.bucket();
@@ -162,20 +162,20 @@ int32_t BucketOf(const LshShape& shape, const LshRotations& rotations, const dou
 
 template <typename Real>
 int32_t BucketOf(const LshShape& shape, const LshRotations& rotations, const double* x, double norm,
-                 const Real* products, Pacer& pacer) {
+                 const Real* products, WorkMeter& meter) {
   using Limits = std::numeric_limits<Real>;
   const double most = norm * rotations.largest_norm;
-  if (!(most < Limits::max() / 4)) return BucketOf(shape, rotations, x, pacer);
+  if (!(most < Limits::max() / 4)) return BucketOf(shape, rotations, x, meter);
   if (norm < kSmallestNorm || rotations.largest_norm < kSmallestNorm) {
     const bool is_zero =
         std::all_of(x, x + shape.head_size, [](double value) { return value == 0; });
-    return is_zero ? 0 : BucketOf(shape, rotations, x, pacer);
+    return is_zero ? 0 : BucketOf(shape, rotations, x, meter);
   }
   // Twice the rounding errors of two products, of their factors and of float64, with a margin.
   const auto size = static_cast<double>(shape.head_size);
   const double gap = 4 * ((size + 4) * Limits::epsilon() * most +
                           size * double{Limits::min()} * (1 + norm + rotations.largest_norm));
-  if (!pacer.Pass(shape.columns())) return 0;
+  if (!meter.Pass(shape.columns())) return 0;
   const auto rounded_gap = static_cast<Real>(gap);
   if (!shape.is_reformer()) {
     return ChooseColumn(shape, rotations, x, products, rounded_gap, [](Real p) { return p; });
@@ -185,17 +185,17 @@ int32_t BucketOf(const LshShape& shape, const LshRotations& rotations, const dou
 }
 
 template int32_t BucketOf(const LshShape&, const LshRotations&, const double*, double, const float*,
-                          Pacer&);
+                          WorkMeter&);
 template int32_t BucketOf(const LshShape&, const LshRotations&, const double*, double,
-                          const double*, Pacer&);
+                          const double*, WorkMeter&);
 
 void SortByBucket(const LshShape& shape, const int32_t* buckets, int32_t* ends, int32_t* order,
-                  Pacer& pacer) {
+                  WorkMeter& meter) {
   constexpr int64_t kWork = 8;
-  for (int64_t n = 0; n <= shape.buckets && pacer.Pass(1); ++n) ends[n] = 0;
-  for (int64_t p = 0; p < shape.length && pacer.Pass(kWork); ++p) ++ends[buckets[p]];
-  for (int64_t n = 1; n <= shape.buckets && pacer.Pass(1); ++n) ends[n] += ends[n - 1];
-  for (int64_t p = shape.length; p-- > 0 && pacer.Pass(kWork);) {
+  for (int64_t n = 0; n <= shape.buckets && meter.Pass(1); ++n) ends[n] = 0;
+  for (int64_t p = 0; p < shape.length && meter.Pass(kWork); ++p) ++ends[buckets[p]];
+  for (int64_t n = 1; n <= shape.buckets && meter.Pass(1); ++n) ends[n] += ends[n - 1];
+  for (int64_t p = shape.length; p-- > 0 && meter.Pass(kWork);) {
     order[--ends[buckets[p]]] = static_cast<int32_t>(p);
   }
 }

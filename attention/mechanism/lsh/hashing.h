@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "attention/mechanism/lsh/lsh_shape.h"
-#include "attention/mechanism/lsh/pacer.h"
 #include "attention/problem.h"
+#include "attention/work_meter.h"
 
 namespace rapt {
 
@@ -20,20 +20,20 @@ struct LshRotations {
 // Writes rotations of head `h`, an index into those that the call has, to `columns`. Returns their
 // largest norm. Stops early if the task is abandoned.
 double ReadRotations(const LshShape& shape, const Arguments& arguments, int64_t h, int64_t round,
-                     double* columns, Pacer& pacer);
+                     double* columns, WorkMeter& meter);
 
 // Returns the bucket of the D numbers x: the first of the largest products, where NaN is largest.
 int32_t BucketOf(const LshShape& shape, const LshRotations& rotations, const double* x,
-                 Pacer& pacer);
+                 WorkMeter& meter);
 
 // The same, given the products as Real computed them. `norm` is that of x.
 template <typename Real>
 int32_t BucketOf(const LshShape& shape, const LshRotations& rotations, const double* x, double norm,
-                 const Real* products, Pacer& pacer);
+                 const Real* products, WorkMeter& meter);
 
 // Writes the tokens [0, S) in the order of (bucket, position). `ends` has buckets + 1 elements.
 void SortByBucket(const LshShape& shape, const int32_t* buckets, int32_t* ends, int32_t* order,
-                  Pacer& pacer);
+                  WorkMeter& meter);
 
 }  // namespace rapt
 

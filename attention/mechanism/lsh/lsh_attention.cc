@@ -46,11 +46,11 @@ class LshAttention final : public TensorOperator {
 
   void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int stage, int64_t task,
                int worker, const Checkpoint& checkpoint) const override {
-    Pacer pacer(checkpoint);
+    WorkMeter meter(checkpoint, /*interval=*/int64_t{1} << 17);  // multiply-adds
     if (!IsDefinition(plan)) {
-      return RunRounds(s_, plan, a, workspace, stage, task, worker, pacer);
+      return RunRounds(s_, plan, a, workspace, stage, task, worker, meter);
     }
-    RunDefinition(s_, a, workspace + worker * plan.worker_workspace_bytes, task, pacer);
+    RunDefinition(s_, a, workspace + worker * plan.worker_workspace_bytes, task, meter);
   }
 
  private:

@@ -224,14 +224,14 @@ template <typename Real>
 class Rounds {
  public:
   Rounds(const LshShape& shape, const Plan& plan, const Arguments& arguments, std::byte* workspace,
-         int worker, Pacer& pacer)
+         int worker, WorkMeter& meter)
       : s_(shape),
         plan_(PlanOf(plan)),
         a_(arguments),
         layout_(shape),
         shared_(workspace),
         own_(workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes),
-        pacer_(pacer) {}
+        meter_(meter) {}
 
   void Run(int stage, int64_t task) {
     const auto steps = static_cast<int>(plan_.steps.size());
@@ -268,10 +268,10 @@ class Rounds {
     const int64_t count = s_.columns() * s_.head_size;
     double* const exact = layout_.exact_rotations.In(shared_) + task * count;
     layout_.largest_norms.In(shared_)[task] =
-        ReadRotations(s_, a_, task / s_.rounds(), task % s_.rounds(), exact, pacer_);
+        ReadRotations(s_, a_, task / s_.rounds(), task % s_.rounds(), exact, meter_);
     Real* const rounded = layout_.rotations.In(shared_) + task * count;
     for (int64_t n = 0; n < count; ++n) {
-      if (n % 4096 == 0 && !pacer_.Pass(4096)) return;
+      if (n % 4096 == 0 && !meter_.Pass(4096)) return;
       rounded[n] = static_cast<Real>(exact[n]);
     }
   }
@@ -288,7 +288,7 @@ class Rounds {
       Convert(Role::kV, head, begin, count, s_.value_head_size);
     }
     if (s_.hashes()) MultiplyRotations(head, begin, count);
-    for (int64_t n = 0; n < count && pacer_.Pass(8 * s_.head_size); ++n) {
+    for (int64_t n = 0; n < count && meter_.Pass(8 * s_.head_size); ++n) {
       const double norm = ReadToken(head, begin + n);
       if (s_.is_reformer()) SetKeyNorm(norm, head * s_.length + begin + n);
       if (s_.hashes()) ChooseBuckets(head, begin, n, count, norm);
@@ -299,7 +299,7 @@ class Rounds {
     const int64_t first = (head * s_.length + begin) * size;
     Real* const to = layout_.inputs[role].In(shared_) + first;
     for (int64_t n = 0; n < count * size; ++n) {
-      if (n % 1024 == 0 && !pacer_.Pass(16 * 1024)) return;
+      if (n % 1024 == 0 && !meter_.Pass(16 * 1024)) return;
       to[n] = static_cast<Real>(LoadElement(a_.inputs[role].data, s_.dtype, first + n));
     }
   }
@@ -360,14 +360,14 @@ class Rounds {
           layout_.exact_rotations.In(shared_) + rotation * s_.columns() * s_.head_size,
           layout_.largest_norms.In(shared_)[rotation]};
       const Real* const products = layout_.products.In(own_) + (r * count + n) * s_.columns();
-      bucket = BucketOf(s_, rotations, layout_.token.In(own_), norm, products, pacer_);
+      bucket = BucketOf(s_, rotations, layout_.token.In(own_), norm, products, meter_);
     }
   }
 
   void Order(int64_t task) {
     const int32_t* const buckets = layout_.buckets.In(shared_) + task * s_.length;
     SortByBucket(s_, buckets, layout_.ends.In(own_), layout_.order.In(shared_) + task * s_.length,
-                 pacer_);
+                 meter_);
     if (!s_.wants_buckets) return;
     const int64_t bytes = s_.length * int64_t{sizeof(int32_t)};
     std::memcpy(a_.outputs[kLshBuckets].data + task * bytes, buckets, static_cast<size_t>(bytes));
@@ -398,7 +398,7 @@ class Rounds {
     int64_t place = (first - s_.before()) * rows;
     if (place < 0) place += places;
     for (int64_t n = 0; n < count; ++n, ++place) {
-      if (!pacer_.Pass(s_.head_size + s_.value_head_size)) return false;
+      if (!meter_.Pass(s_.head_size + s_.value_head_size)) return false;
       if (place == places) place = 0;
       const int64_t p = order == nullptr ? place : order[place];
       layout_.positions.In(own_)[n] = static_cast<int32_t>(p);
@@ -435,7 +435,7 @@ class Rounds {
   bool GatherQueries(int64_t head, int64_t chunks, int64_t begin, int64_t queries) {
     const std::byte* const rows = Rows(Role::kQ, head, s_.head_size);
     for (int64_t n = 0; n < chunks * queries; ++n) {
-      if (!pacer_.Pass(s_.head_size + 4 * s_.window_rows())) return false;
+      if (!meter_.Pass(s_.head_size + 4 * s_.window_rows())) return false;
       const int64_t chunk = n / queries;
       const int32_t p = QueryPositions(chunk, begin)[n % queries];
       CopyRow(rows, p, s_.head_size, layout_.query_rows.In(own_) + n * s_.head_size);
@@ -473,7 +473,7 @@ class Rounds {
   // Folds the outputs into those of the rounds before, and writes the rows of the last round.
   bool Fold(int64_t head, int64_t round, int64_t chunks, int64_t begin, int64_t queries) {
     for (int64_t n = 0; n < chunks * queries; ++n) {
-      if (!pacer_.Pass(8 * s_.value_head_size)) return false;
+      if (!meter_.Pass(8 * s_.value_head_size)) return false;
       const int64_t p = head * s_.length + QueryPositions(n / queries, begin)[n % queries];
       const absl::Span<Real> output(layout_.outputs.In(own_) + n * s_.value_head_size,
                                     s_.value_head_size);
@@ -517,7 +517,7 @@ class Rounds {
     for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
       for (int64_t task = 0; task < plan.stages[stage]; ++task) {
         plan.routing.backend->RunTask(plan, a, own_ + plan_.parts_begin, static_cast<int>(stage),
-                                      task, /*worker=*/0, pacer_.ForParts());
+                                      task, /*worker=*/0, meter_.ForParts());
       }
     }
   }
@@ -528,7 +528,7 @@ class Rounds {
   const WorkspaceLayout<Real> layout_;
   std::byte* const shared_;
   std::byte* const own_;
-  Pacer& pacer_;
+  WorkMeter& meter_;
 };
 
 template <typename Real>
@@ -560,11 +560,11 @@ void PlanRounds(const LshShape& s, Plan& plan) {
 }
 
 void RunRounds(const LshShape& s, const Plan& plan, const Arguments& a, std::byte* workspace,
-               int stage, int64_t task, int worker, Pacer& pacer) {
+               int stage, int64_t task, int worker, WorkMeter& meter) {
   if (AccumulatorOf(s) == DType::kFloat64) {
-    return Rounds<double>(s, plan, a, workspace, worker, pacer).Run(stage, task);
+    return Rounds<double>(s, plan, a, workspace, worker, meter).Run(stage, task);
   }
-  Rounds<float>(s, plan, a, workspace, worker, pacer).Run(stage, task);
+  Rounds<float>(s, plan, a, workspace, worker, meter).Run(stage, task);
 }
 
 }  // namespace rapt

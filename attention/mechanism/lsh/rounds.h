@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "attention/mechanism/lsh/lsh_shape.h"
-#include "attention/mechanism/lsh/pacer.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
+#include "attention/work_meter.h"
 
 namespace rapt {
 
@@ -20,7 +20,7 @@ bool FitsRounds(const LshShape& shape);
 // for each round. REQUIRES: the shape is not empty and fits.
 void PlanRounds(const LshShape& shape, Plan& plan);
 void RunRounds(const LshShape& shape, const Plan& plan, const Arguments& arguments,
-               std::byte* workspace, int stage, int64_t task, int worker, Pacer& pacer);
+               std::byte* workspace, int stage, int64_t task, int worker, WorkMeter& meter);
 
 }  // namespace rapt
 
