@@ -168,10 +168,10 @@ int64_t FlashScratchBytes(const Problem& p, const Split& split) {
       p.is_additive() ? rows * lanes_d + split.heads_per_task * (lanes_d + 1) : 0};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  // Plus the buffer in which rows that are not contiguous, or q8_0, are gathered.
-  return bytes + RoundUp((1 + kGatheredRows) * std::max(p.head_size, p.value_head_size) *
-                             (p.q8_0 ? real : SizeOf(p.dtype)),
-                         kVectorBytes);
+  // Plus the buffers in which rows that are not contiguous, or q8_0, are gathered.
+  const int64_t row =
+      std::max(p.head_size, p.value_head_size) * (p.q8_0 ? real : SizeOf(p.dtype));
+  return bytes + RoundUp(row, kVectorBytes) + RoundUp(kGatheredRows * row, kVectorBytes);
 }
 
 int64_t RowTableBytes(const Problem& p, int64_t rows) {

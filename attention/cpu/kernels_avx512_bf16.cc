@@ -1,9 +1,9 @@
 // Kernels for AVX-512 and its dot products of pairs of bf16 numbers, each of which takes the time
 // of an FMA on AMD's processors.
 //
-// BF16 is computed by dot products, in tiles or, for a few rows as in decoding, in Flash's loop:
-// Q K^T multiplies pairs of neighbours in depth, exactly and summed in fp32; P V multiplies the
-// weights of pairs of keys, rounded to bf16, with their values. Everything else is left to the
+// BF16 is computed by dot products, in tiles or, for a few rows as in decoding, in the loop of
+// Flash: Q K^T multiplies pairs of neighbours in depth, exactly and summed in fp32; P V multiplies
+// the weights of pairs of keys, rounded to bf16, with their values. Everything else is left to the
 // AVX-512 kernel.
 //
 // Dot products flush subnormal factors and sums, which matters only beside a very large factor:
@@ -50,35 +50,48 @@ struct PairProducts {
   }
 };
 
-class PairFlash : private Flash<float> {
+// Takes no more scratch memory than Flash.
+class PairFlash {
  public:
   // REQUIRES: SuitsPairs(task).
-  explicit PairFlash(const FlashTask& task) : Flash(task) {}
+  PairFlash(const FlashTask& task, Scratch& scratch)
+      : t_(task),
+        meter_(task.checkpoint, kCheckpointPairs),
+        reader_(task, scratch),
+        blocks_(task),
+        packed_(task, scratch),
+        in_place_(task, reader_, packed_.keys(), packed_.values()),
+        scores_(task, blocks_, scratch),
+        rows_(task, task.row_count, scratch) {}
 
   Outcome Run() {
-    LoadQueries<Element::kBFloat16>();
+    scores_.LoadQueries<Element::kBFloat16>(reader_);
     for (int64_t r = 0; r < t_.row_count; ++r) {
       if (!LoadQueryPairs(r)) return Outcome::kNotSuited;
     }
-    FormRowBlocks();
-    for (int64_t j = KeysToRead().begin; j < t_.end; j = next_) {
+    rows_.Clear();
+    blocks_.Form();
+    for (int64_t j = blocks_.KeysToRead().begin; j < t_.end; j += kKeyBlock) {
       const int64_t count = Min(kKeyBlock, t_.end - j);
-      if (!PassCheckpoint(count)) return Outcome::kAbandoned;
-      next_ = j + kKeyBlock;
+      if (!meter_.Pass(PairsOf(t_, count))) return Outcome::kAbandoned;
       FoldPairs(j, count);
     }
-    if (!IsFinite() || !HasMaxima()) return Outcome::kNotSuited;
+    if (!rows_.IsFinite() || !HasMaxima()) return Outcome::kNotSuited;
     OrderColumns();
-    Finish();
+    rows_.Finish();
     return Outcome::kDone;
   }
 
  private:
+  static constexpr int64_t kLanes = Simd<float>::kLanes;
+
   // Replaces row r of Q by its elements. Returns whether each is 0, or normal and below 2^32. What
   // is then flushed is less than 2^-94, which no scale that suits makes count.
   bool LoadQueryPairs(int64_t r) {
-    auto* const row = reinterpret_cast<std::byte*>(q_ + r * lanes_d_);
-    memcpy(row, Read(t_.queries, t_.rows[r].query, KeyBytes()), static_cast<size_t>(KeyBytes()));
+    auto* const row = reinterpret_cast<std::byte*>(scores_.Query(r));
+    const int64_t row_bytes = t_.head_size * kElementBytes;
+    memcpy(row, reader_.Read(t_.queries, t_.rows[r].query, row_bytes),
+           static_cast<size_t>(row_bytes));
     constexpr int kLeastNormal = 0x0080, kTooLarge = 0x4F80;  // 2^-126, 2^32
     bool fits = true;
     for (int64_t d = 0; d < t_.head_size; ++d) {
@@ -89,42 +102,42 @@ class PairFlash : private Flash<float> {
   }
 
   void FoldPairs(int64_t j, int64_t count) {
-    const RowBlock& block = row_blocks_[0];
-    if (!Sees(block, j, count)) return;
-    FindKeyRows(j, count);
-    FindValueRows(j, count);
-    DotRows<PairProducts>(q_, lanes_d_, t_.row_count, {at_, count, t_.head_size}, RowsAhead(count),
-                          s_);
+    const RowBlock& block = blocks_[0];
+    if (!blocks_.Sees(block, j, count)) return;
+    in_place_.FindKeys(j, count);
+    in_place_.FindValues(j);
+    FewRows<float>::DotRows<PairProducts>(scores_.Query(0), scores_.lanes_d(), t_.row_count,
+                                          in_place_.Keys(), in_place_.AfterKeys(), scores_.Row(0));
     const int64_t columns = RoundUp(count, kLanes);
-    if (ScalesQueries()) ScaleScores(columns);
-    FinishScores(block, j, count, columns, /*emit=*/false);
-    FoldSoftmax(block, j, count, columns);
-    FindNextKeys(count);
-    const NextRows next = RowsAhead(count).From(count);
+    if (ScalesQueries(t_)) ScaleScores(columns);
+    scores_.Finish(block, j, count, columns);
+    rows_.Fold(block, j, count, columns, scores_.Row(0));
+    in_place_.FindNextKeys(j + kKeyBlock, t_.end);
+    const NextRows next = in_place_.AfterValues();
     int64_t r = 0;
-    for (; r + 4 <= t_.row_count; r += 4) AddPairs<4>(r, count, r == 0 ? next : NextRows());
-    for (; r + 2 <= t_.row_count; r += 2) AddPairs<2>(r, count, r == 0 ? next : NextRows());
-    for (; r < t_.row_count; ++r) AddPairs<1>(r, count, r == 0 ? next : NextRows());
+    for (; r + 4 <= t_.row_count; r += 4) AddPairs<4>(r, r == 0 ? next : NextRows());
+    for (; r + 2 <= t_.row_count; r += 2) AddPairs<2>(r, r == 0 ? next : NextRows());
+    for (; r < t_.row_count; ++r) AddPairs<1>(r, r == 0 ? next : NextRows());
   }
 
   void ScaleScores(int64_t columns) {
     const Vec<float> scale = Splat(static_cast<float>(t_.score.scale));
     for (int64_t r = 0; r < t_.row_count; ++r) {
-      float* s = s_ + r * kKeyBlock;
+      float* s = scores_.Row(r);
       for (int64_t c = 0; c < columns; c += kLanes) Store(s + c, Load(s + c) * scale);
     }
   }
 
   // O = alpha O + P V for kRows rows.
   template <int kRows>
-  void AddPairs(int64_t r, int64_t count, const NextRows& next) {
-    for (int n = 0; n < kRows; ++n) RoundWeights(s_ + (r + n) * kKeyBlock);
+  void AddPairs(int64_t r, const NextRows& next) {
+    for (int n = 0; n < kRows; ++n) RoundWeights(scores_.Row(r + n));
     int64_t n = 0;
     for (; n + 2 * kPairLanes <= t_.value_head_size; n += 2 * kPairLanes) {
-      AddPanelOfPairs<kRows, 2>(r, n, count, next);
+      AddPanelOfPairs<kRows, 2>(r, n, next);
     }
     if (n < t_.value_head_size) {
-      AddPanelOfPairs<kRows, 1>(r, n, count, next);
+      AddPanelOfPairs<kRows, 1>(r, n, next);
     }
   }
 
@@ -141,19 +154,21 @@ class PairFlash : private Flash<float> {
   // interleaved within 128 bits, so that a vector of sums has every other four columns; see
   // OrderColumns().
   template <int kRows, int kPairs>
-  void AddPanelOfPairs(int64_t r0, int64_t n, int64_t count, const NextRows& next) {
-    float* const o = o_ + r0 * lanes_dv_ + n;
+  void AddPanelOfPairs(int64_t r0, int64_t n, const NextRows& next) {
+    const Rows values = in_place_.Values();
+    const int64_t stride = rows_.lanes_dv;
+    float* const o = rows_.Output(r0) + n;
     Vec<float> sums[kRows][2 * kPairs];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < 2 * kPairs; ++v) {
-        sums[r][v] = Load(o + r * lanes_dv_ + v * kLanes) * Splat(alpha_[r0 + r]);
+        sums[r][v] = Load(o + r * stride + v * kLanes) * Splat(rows_.alpha[r0 + r]);
       }
     }
-    for (int64_t c = 0; c < count; c += 2) {
+    for (int64_t c = 0; c < values.count; c += 2) {
       // The weight of a key that only completes a pair is 0.
-      const std::byte* const rows[] = {at_[count + c], at_[count + Min(c + 1, count - 1)]};
+      const std::byte* const rows[] = {values.at[c], values.at[Min(c + 1, values.count - 1)]};
       __m512i pairs[2 * kPairs];
 #pragma GCC unroll 2
       for (int v = 0; v < kPairs; ++v) {
@@ -167,7 +182,7 @@ class PairFlash : private Flash<float> {
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const auto* weights = reinterpret_cast<const std::byte*>(s_ + (r0 + r) * kKeyBlock);
+        const auto* weights = reinterpret_cast<const std::byte*>(scores_.Row(r0 + r));
         const __m512i weight = _mm512_set1_epi32(LoadAs<int32_t>(weights + c * kElementBytes));
 #pragma GCC unroll 4
         for (int v = 0; v < 2 * kPairs; ++v) sums[r][v] = AddDots(sums[r][v], weight, pairs[v]);
@@ -176,7 +191,7 @@ class PairFlash : private Flash<float> {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < 2 * kPairs; ++v) Store(o + r * lanes_dv_ + v * kLanes, sums[r][v]);
+      for (int v = 0; v < 2 * kPairs; ++v) Store(o + r * stride + v * kLanes, sums[r][v]);
     }
   }
 
@@ -185,7 +200,7 @@ class PairFlash : private Flash<float> {
   bool HasMaxima() const {
     for (int64_t r = 0; r < t_.row_count; ++r) {
       const bool sees = t_.rows[r].score.begin < t_.rows[r].score.end;
-      if (sees && !__builtin_isfinite(m_[r])) return false;
+      if (sees && !__builtin_isfinite(rows_.m[r])) return false;
     }
     return true;
   }
@@ -194,13 +209,23 @@ class PairFlash : private Flash<float> {
   void OrderColumns() {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_or_si512(first, _mm512_set1_epi32(8));
-    for (int64_t n = 0; n < t_.row_count * lanes_dv_; n += kPairLanes) {
-      const auto low = (__m512)Load(o_ + n);
-      const auto high = (__m512)Load(o_ + n + kLanes);
-      Store(o_ + n, (Vec<float>)_mm512_permutex2var_ps(low, first, high));
-      Store(o_ + n + kLanes, (Vec<float>)_mm512_permutex2var_ps(low, second, high));
+    float* const o = rows_.o;
+    for (int64_t n = 0; n < t_.row_count * rows_.lanes_dv; n += kPairLanes) {
+      const auto low = (__m512)Load(o + n);
+      const auto high = (__m512)Load(o + n + kLanes);
+      Store(o + n, (Vec<float>)_mm512_permutex2var_ps(low, first, high));
+      Store(o + n + kLanes, (Vec<float>)_mm512_permutex2var_ps(low, second, high));
     }
   }
+
+  const FlashTask& t_;
+  WorkMeter meter_;
+  KeyReader<float> reader_;
+  RowBlocks blocks_;
+  PackedBlock<float> packed_;  // only its memory
+  RowsInPlace<float> in_place_;
+  Scores<float> scores_;
+  SoftmaxRows<float> rows_;
 };
 
 // Products of the tiles of tile_flash.inc. 4 rows x 4 vectors of sums stay in registers: eight
@@ -290,8 +315,9 @@ bool SuitsPairs(const FlashTask& task) {
 }
 
 bool FlashFp32(const FlashTask& task) {
+  Scratch scratch(task.scratch);
   const Outcome outcome =
-      SuitsPairs(task) ? PairFlash(task).Run() : FoldTiles<DotTileProducts>(task);
+      SuitsPairs(task) ? PairFlash(task, scratch).Run() : FoldTiles<DotTileProducts>(task);
   if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32(task);
   return outcome == Outcome::kDone;
 }
