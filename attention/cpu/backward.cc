@@ -64,21 +64,6 @@ Split SplitBackward(const Problem& p) {
 
 int64_t Align(int64_t bytes) { return RoundUp(bytes, kVectorBytes); }
 
-// Must match the layout in BackwardFlash's constructor.
-int64_t BackwardScratchBytes(const Problem& p, int64_t rows) {
-  const int64_t real = SizeOf(AccumulatorOf(p));
-  const int64_t lanes_d = RoundUp(p.head_size, kVectorBytes / real);
-  const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
-  int64_t bytes = 0;
-  for (const int64_t count :
-       {rows * lanes_dv, rows * lanes_d, kKeyBlock * lanes_d, p.value_head_size * kKeyBlock,
-        kRowBlock * kKeyBlock, kRowBlock * kKeyBlock, rows, rows,
-        p.is_additive() ? rows * lanes_d : 0, p.is_additive() ? p.head_size * kKeyBlock : 0}) {
-    bytes += Align(count * real);
-  }
-  return bytes;
-}
-
 // The first stages may be absent.
 struct Stages {
   explicit Stages(const Problem& p)
@@ -143,16 +128,13 @@ struct SharedLayout {
 // The same of a worker's workspace. `sums` is used by tasks of the first and the last stage, and
 // has the rows of dQ that are rotated back.
 struct WorkerLayout {
-  int64_t rows = 0, backward_rows = 0, scratch = 0, backward_scratch = 0, selection = 0;
-  int64_t queries = 0, candidates = 0, sums = 0;
+  int64_t rows = 0, backward_rows = 0, scratch = 0, selection = 0, queries = 0, sums = 0;
 
   int64_t backward_rows_begin() const { return rows; }
   int64_t scratch_begin() const { return backward_rows_begin() + backward_rows; }
-  int64_t backward_scratch_begin() const { return scratch_begin() + scratch; }
-  int64_t selection_begin() const { return backward_scratch_begin() + backward_scratch; }
+  int64_t selection_begin() const { return scratch_begin() + scratch; }
   int64_t queries_begin() const { return selection_begin() + selection; }
-  int64_t candidates_begin() const { return queries_begin() + queries; }
-  int64_t sums_begin() const { return candidates_begin() + candidates; }
+  int64_t sums_begin() const { return queries_begin() + queries; }
   int64_t bytes() const { return sums_begin() + sums; }
 };
 
@@ -186,18 +168,21 @@ class BackwardPlan final : public BackendPlan {
     }
 
     const int64_t task_rows = split.rows_per_task();
+    const FlashTask task = LargestTask(p, split);
     worker = {.rows = RowTableBytes(p, task_rows),
               .backward_rows = Align(task_rows * static_cast<int64_t>(sizeof(BackwardRow))),
-              .scratch = FlashScratchBytes(p, split),
-              .backward_scratch = BackwardScratchBytes(p, task_rows),
+              .scratch = kernel().scratch_bytes({.task = &task}),
               .selection = SelectionBytes(p, split),
               .queries = p.has_rotary() ? Align(task_rows * p.head_size * SizeOf(p.dtype)) : 0,
-              .candidates = CandidateBytes(p, task_rows),
               .sums = SumBytes(p)};
   }
 
   std::string Describe() const override {
     return absl::StrCat("backward q", split.rows_per_task(), " k", kKeyBlock, " s", parts);
+  }
+
+  const BackwardKernel& kernel() const {
+    return fp64 ? kernels.backward_fp64 : kernels.backward_fp32;
   }
 
   const KernelTable& kernels;
@@ -334,7 +319,7 @@ class Backward {
   void MakeBlock(const TaskPlace& place, int64_t begin, int64_t end, Block& block) const {
     block.rows = reinterpret_cast<FlashRow*>(own_);
     block.backward_rows = reinterpret_cast<BackwardRow*>(own_ + plan_.worker.backward_rows_begin());
-    FlashTask& flash = block.flash = TaskOf(p_, a_, place.b, place.kv_head);
+    FlashTask& flash = block.flash = TaskOf(p_, a_, place);
     flash.part_begin = begin;
     flash.part_end = end;
     flash.rows = block.rows;
@@ -342,7 +327,6 @@ class Backward {
     flash.scratch = own_ + plan_.worker.scratch_begin();
     flash.begin = end;
     flash.end = begin;
-    SetCandidates(p_, a_, place.first_head, own_ + plan_.worker.candidates_begin(), flash);
     const SparseRows sparse_rows(p_, a_, place, block.rows, plan_.split.rows_per_task(),
                                  own_ + plan_.worker.selection_begin());
     flash.sparse = sparse_rows.exist();
@@ -356,8 +340,7 @@ class Backward {
                       .rows = block.backward_rows,
                       .output_gradients = BytesOf(a_.inputs[Role::kOutputGradient], 0),
                       .source = StatisticsSource::kKnown,
-                      .gradient_element = ElementOf(p_.dtype),
-                      .scratch = own_ + plan_.worker.backward_scratch_begin()};
+                      .gradient_element = ElementOf(p_.dtype)};
   }
 
   void AddRow(int64_t b, int64_t h, int64_t i, const SparseRows& sparse_rows, Block& block) const {
@@ -378,13 +361,7 @@ class Backward {
                     .entmax = IsEntmax(p_) ? EntmaxRows() + RowIndex(p_, b, h, i) : nullptr};
   }
 
-  bool Run(const Block& block) const {
-    if constexpr (sizeof(Real) == 8) {
-      return plan_.kernels.backward_fp64(block.backward);
-    } else {
-      return plan_.kernels.backward_fp32(block.backward);
-    }
-  }
+  bool Run(const Block& block) const { return plan_.kernel().run(block.backward); }
 
   // Returns false if the checkpoint abandoned the task.
   bool RunBlock(const TaskPlace& place, int64_t head, int64_t part) const {

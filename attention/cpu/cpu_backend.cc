@@ -182,15 +182,6 @@ void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int6
   row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
 }
 
-int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t rows) {
-  if (kernels.tile_scratch_bytes == nullptr || AccumulatesInFp64(p)) return 0;
-  if (p.is_additive() || p.has_relative_vectors() || p.is_sparse()) return 0;  // not for tiles
-  FlashTask task = ShapeOf(p);
-  task.score = ScoreParamsOf(p, {}, AccumulatorOf(p));
-  task.row_count = rows;
-  return kernels.tile_scratch_bytes(task);
-}
-
 // Tasks rotate the keys that they read, unless others read the same keys, they are returned,
 // threads would idle, or their angles need more memory.
 KeyRotation ChooseKeyRotation(const Problem& p, const Split& split, int64_t key_splits,
@@ -222,11 +213,9 @@ struct SharedLayout {
 // The bytes of each part of a worker's workspace, in this order.
 struct WorkerLayout {
   int64_t rows = 0, scratch = 0, tile_scratch = 0, selection = 0, unfolded = 0, queries = 0;
-  int64_t candidates = 0;
 
   int64_t queries_begin() const { return rows + scratch + tile_scratch + selection + unfolded; }
-  int64_t candidates_begin() const { return queries_begin() + queries; }
-  int64_t bytes() const { return candidates_begin() + candidates; }
+  int64_t bytes() const { return queries_begin() + queries; }
 };
 
 // Depends only on the problem's shape, not on the position of a section in the full problem: the
@@ -257,19 +246,22 @@ class CpuPlan final : public BackendPlan {
       vector_tables = VectorTables<float>::Count(p);
     }
     if (p.has_rotary()) shared.rotation = Rotation::SharedBytes(p, key_rotation);
+    const FlashTask task = LargestTask(p, split);
+    const bool has_tiles = kernels.tile_scratch_bytes != nullptr && !fp64;
     worker = {.rows = RowTableBytes(p, rows_per_task),
-              .scratch = FlashScratchBytes(p, split),
-              .tile_scratch = TileScratchBytes(p, kernels, rows_per_task),
+              .scratch = kernel().scratch_bytes(task),
+              .tile_scratch = has_tiles ? kernels.tile_scratch_bytes(task) : 0,
               .selection = SelectionBytes(p, split),
               .unfolded = p.folds && key_splits == 1 ? UnfoldedBytes(p, rows_per_task) : 0,
-              .queries = RotatedQueryBytes(p, rows_per_task, key_rotation),
-              .candidates = CandidateBytes(p, rows_per_task)};
+              .queries = RotatedQueryBytes(p, rows_per_task, key_rotation)};
   }
 
   std::string Describe() const override {
     const int64_t key_block = worker.tile_scratch > 0 ? kTileKeyBlock : kKeyBlock;
     return absl::StrCat("q", query_block, " k", key_block, " s", key_splits);
   }
+
+  const FlashKernel& kernel() const { return fp64 ? kernels.flash_fp64 : kernels.flash_fp32; }
 
   // The number of tasks of the first stage; 0: there is no such stage.
   int64_t tables() const { return relative_tables + vector_tables; }
@@ -329,14 +321,13 @@ std::byte* OwnPart(const Plan& plan, std::byte* workspace, int worker) {
 
 FlashSelection SelectionOf(const Problem& p, const Arguments& a, const TaskPlace& place) {
   const TensorView& indices = a.inputs[Role::kSelectedIndices];
-  static constexpr std::byte kNoIndices{};
   const int64_t head = p.selected->heads == 1 ? 0 : place.kv_head;
-  return {.indices =
-              p.selected->count == 0 ? &kNoIndices : indices.Row(place.b, head, place.first_query),
-          .count = p.selected->count,
-          .step = indices.strides[3],
-          .query_bytes = indices.strides[2] * SizeOf(DType::kInt32),
-          .rows = place.end_head - place.first_head};
+  return {
+      .rows = place.end_head - place.first_head,
+      .indices = p.selected->count == 0 ? nullptr : indices.Row(place.b, head, place.first_query),
+      .count = p.selected->count,
+      .step = indices.strides[3],
+      .query_bytes = indices.strides[2] * SizeOf(DType::kInt32)};
 }
 
 template <typename Real>
@@ -351,7 +342,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   std::byte* const begin = OwnPart(plan, workspace, worker);
   auto* rows = reinterpret_cast<FlashRow*>(begin);
 
-  FlashTask flash = TaskOf(p, a, place.b, place.kv_head);
+  FlashTask flash = TaskOf(p, a, place);
   flash.part_begin = std::min(place.part * SplitKeys(p, splits), p.total_keys());
   flash.part_end = std::min(flash.part_begin + SplitKeys(p, splits), p.total_keys());
   flash.rows = rows;
@@ -361,16 +352,13 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   if (p.has_relative_vectors()) {
     flash.vectors = VectorTables<Real>(p, workspace + cpu.shared.vectors_begin()).For(a, place.b);
   }
-  flash.selection_scratch = flash.tile_scratch + cpu.worker.tile_scratch;
+  std::byte* const selection = flash.tile_scratch + cpu.worker.tile_scratch;
   flash.begin = flash.part_end;
   flash.end = flash.part_begin;
-  const Unfolded<Real> unfolded(p, cpu.split.rows_per_task(),
-                                flash.selection_scratch + cpu.worker.selection);
-  SetCandidates(p, a, place.first_head, begin + cpu.worker.candidates_begin(), flash);
+  const Unfolded<Real> unfolded(p, cpu.split.rows_per_task(), selection + cpu.worker.selection);
   const bool folds_here = p.folds && splits == 1;
   if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
-  const SparseRows sparse_rows(p, a, place, rows, cpu.split.rows_per_task(),
-                               flash.selection_scratch);
+  const SparseRows sparse_rows(p, a, place, rows, cpu.split.rows_per_task(), selection);
   flash.sparse = sparse_rows.exist();
   const auto add_row = [&](int64_t h, int64_t i) {
     FlashRow& row = *new (&rows[flash.row_count]) FlashRow(RowOf(p, a, place.b, h, i));
@@ -395,7 +383,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
     Rotate(p, a, RotationOf(plan, workspace), place.b, begin + cpu.worker.queries_begin(), flash,
            rows);
   }
-  const bool done = (sizeof(Real) == 8 ? cpu.kernels.flash_fp64 : cpu.kernels.flash_fp32)(flash);
+  const bool done = cpu.kernel().run(flash);
   if (done && folds_here) {
     unfolded.Fold(p, a, place.b, {rows, static_cast<size_t>(flash.row_count)});
   }

@@ -10,8 +10,8 @@
 namespace rapt::cpu {
 namespace {
 
-// Candidates of a task's rows, unless those of one block of rows take more. Few of these bytes are
-// used if few keys have a weight.
+// Scores and keys of the candidates of a task's rows, unless those of one block of rows take more.
+// Few of these bytes are used if few keys have a weight.
 constexpr int64_t kMostCandidateBytes = 4 << 20;
 
 // The rows of a task are a multiple of this, which is a multiple of every kernel's register block.
@@ -64,11 +64,12 @@ void SetKeys(const TensorView& past, int64_t past_count, const TensorView& now, 
   if (now.dims[2] > 0) SetSource(now, b, h, past_count, *next);
 }
 
-FlashAdditive AdditiveOf(const Problem& p, const Arguments& a) {
+FlashAdditive AdditiveOf(const Problem& p, const Arguments& a, int64_t heads) {
   if (!p.is_additive()) return {};
   const TensorView& weight = a.inputs[Role::kAdditiveWeight];
   const int64_t size = SizeOf(weight.dtype);
-  return {.weights = weight.data,
+  return {.heads = heads,
+          .weights = weight.data,
           .head_stride = weight.strides[0] * size,
           .stride = weight.strides[1] * size,
           .element = ElementOf(weight.dtype)};
@@ -83,6 +84,16 @@ int64_t CountKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64
     keys = std::min(keys, window.end - window.begin + p.prefix_keys);
   }
   return p.selected ? std::min(keys, p.selected->count) : keys;
+}
+
+// All visible keys, and space for the vector that a kernel writes at their end.
+int64_t CandidateStride(const Problem& p) {
+  int64_t keys = p.total_keys();
+  const int64_t right = p.causal ? 0 : p.right_window;
+  if (p.left_window >= 0 && right >= 0 && !p.has_exemptions()) {
+    keys = std::min(keys, std::min(p.left_window, keys) + std::min(right, keys) + 1);
+  }
+  return RoundUp(keys, kVectorBytes) + kVectorBytes;
 }
 
 }  // namespace
@@ -107,27 +118,9 @@ bool Gathers(const Problem& p) {
          !p.has_relative_vectors() && !p.backward;
 }
 
-// All visible keys, and space for the vector that a kernel writes at their end.
-int64_t CandidateStride(const Problem& p) {
-  int64_t keys = p.total_keys();
-  const int64_t right = p.causal ? 0 : p.right_window;
-  if (p.left_window >= 0 && right >= 0 && !p.has_exemptions()) {
-    keys = std::min(keys, std::min(p.left_window, keys) + std::min(right, keys) + 1);
-  }
-  return RoundUp(keys, kVectorBytes) + kVectorBytes;
-}
-
-// Must match the layout in Entmax's constructor.
-int64_t CandidateBytes(const Problem& p, int64_t rows) {
-  if (!IsEntmax(p)) return 0;
-  const int64_t most = rows * CandidateStride(p);
-  return RoundUp(rows * static_cast<int64_t>(sizeof(CandidateRow)), kVectorBytes) +
-         RoundUp(most * SizeOf(AccumulatorOf(p)), kVectorBytes) +
-         RoundUp(most * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes);
-}
-
 bool HasTooManyCandidates(const Problem& p, int64_t rows) {
-  return CandidateBytes(p, rows) > kMostCandidateBytes;
+  const int64_t bytes = SizeOf(AccumulatorOf(p)) + int64_t{sizeof(int32_t)};
+  return IsEntmax(p) && rows * CandidateStride(p) * bytes > kMostCandidateBytes;
 }
 
 int64_t AttentionTasks(const Problem& p, const Split& split) {
@@ -147,33 +140,6 @@ DType AccumulatorOf(const Problem& p) {
   return AccumulatesInFp64(p) ? DType::kFloat64 : DType::kFloat32;
 }
 
-// Must match the layout in Flash's constructor.
-int64_t FlashScratchBytes(const Problem& p, const Split& split) {
-  const int64_t rows = Gathers(p) ? split.heads_per_task : split.rows_per_task();
-  const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
-  const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
-  const int64_t lanes_d = RoundUp(p.head_size, kVectorBytes / real);
-  const int64_t arrays[] = {
-      rows * lanes_d,
-      rows * lanes_dv,
-      rows,
-      rows,
-      p.head_size * kKeyBlock,
-      kKeyBlock * lanes_dv,
-      kRowBlock * kKeyBlock,
-      kRowBlock,
-      p.has_relative_query ? rows * lanes_d : 0,
-      p.has_relative_vectors() ? kDistanceRows * kPaddedDistances : 0,
-      p.has_relative_vectors() ? kDistanceRows : 0,
-      p.is_additive() ? rows * lanes_d + split.heads_per_task * (lanes_d + 1) : 0};
-  int64_t bytes = 0;
-  for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  // Plus the buffers in which rows that are not contiguous, or q8_0, are gathered.
-  const int64_t row =
-      std::max(p.head_size, p.value_head_size) * (p.q8_0 ? real : SizeOf(p.dtype));
-  return bytes + RoundUp(row, kVectorBytes) + RoundUp(kGatheredRows * row, kVectorBytes);
-}
-
 int64_t RowTableBytes(const Problem& p, int64_t rows) {
   return RoundUp(rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes) +
          (p.is_sparse() ? RoundUp(rows * static_cast<int64_t>(sizeof(SparseRow)), kVectorBytes)
@@ -181,10 +147,7 @@ int64_t RowTableBytes(const Problem& p, int64_t rows) {
 }
 
 int64_t SelectionBytes(const Problem& p, const Split& split) {
-  if (!p.selected) return 0;
-  if (Gathers(p)) {
-    return RoundUp(2 * p.selected->count * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes);
-  }
+  if (!p.selected || Gathers(p)) return 0;
   return RoundUp(split.queries_per_task * SelectedWords(p) * static_cast<int64_t>(sizeof(uint64_t)),
                  kVectorBytes);
 }
@@ -206,7 +169,10 @@ FlashTask ShapeOf(const Problem& p) {
   task.output_element = task.element;
   task.lse_element = ElementOf(p.lse_dtype());
   task.score_stage = StageOf(p.score_output);
-  task.alpha = IsEntmax(p) ? 1 : 0;
+  if (IsEntmax(p)) {
+    task.alpha = 1;
+    task.candidate_stride = CandidateStride(p);
+  }
   if (p.dropout) {
     task.dropout = p.dropout->probability;
     task.seed = p.dropout->seed;
@@ -214,24 +180,33 @@ FlashTask ShapeOf(const Problem& p) {
   return task;
 }
 
-FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
+FlashTask LargestTask(const Problem& p, const Split& split) {
   FlashTask task = ShapeOf(p);
-  task.queries = BytesOf(a.inputs[Role::kQ], 0);
-  SetKeys(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head, task.keys);
-  SetKeys(PastValuesOf(p, a), p.past_length, ValuesOf(p, a), b, kv_head, task.values);
-  task.additive = AdditiveOf(p, a);
-  task.score = ScoreParamsOf(p, a, AccumulatorOf(p));
-  task.batch = b;
-  task.first_key = p.section ? p.section->first_key : 0;
+  task.row_count = split.rows_per_task();
+  task.vectors.exist = p.has_relative_vectors();
+  task.vectors.has_queries = p.has_relative_query;
+  if (p.is_additive()) task.additive.heads = split.heads_per_task;
+  task.sparse = p.is_sparse();
+  if (Gathers(p)) {
+    task.selection.rows = split.heads_per_task;
+    task.selection.count = p.selected->count;
+  }
+  task.score.scale = p.effective_scale();
   return task;
 }
 
-void SetCandidates(const Problem& p, const Arguments& a, int64_t first_head, std::byte* candidates,
-                   FlashTask& flash) {
-  if (!IsEntmax(p)) return;
-  flash.alpha = AlphaOf(p, a, first_head);
-  flash.candidates = candidates;
-  flash.candidate_stride = CandidateStride(p);
+FlashTask TaskOf(const Problem& p, const Arguments& a, const TaskPlace& place) {
+  FlashTask task = ShapeOf(p);
+  task.queries = BytesOf(a.inputs[Role::kQ], 0);
+  SetKeys(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], place.b, place.kv_head,
+          task.keys);
+  SetKeys(PastValuesOf(p, a), p.past_length, ValuesOf(p, a), place.b, place.kv_head, task.values);
+  task.additive = AdditiveOf(p, a, place.end_head - place.first_head);
+  task.score = ScoreParamsOf(p, a, AccumulatorOf(p));
+  if (IsEntmax(p)) task.alpha = AlphaOf(p, a, place.first_head);
+  task.batch = place.b;
+  task.first_key = p.section ? p.section->first_key : 0;
+  return task;
 }
 
 FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {

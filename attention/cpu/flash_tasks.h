@@ -46,15 +46,12 @@ int64_t AttentionTasks(const Problem& problem, const Split& split);
 bool AccumulatesInFp64(const Problem& problem);
 DType AccumulatorOf(const Problem& problem);
 
-// Of the memory of a task: the kernel's scratch; its rows, and the SparseRow of each if the kernel
-// needs it; the bits of the selected keys of each query and key/value head, or two lists of them.
-int64_t FlashScratchBytes(const Problem& problem, const Split& split);
+// Of the memory of a task: its rows, and the SparseRow of each if the kernel needs it; the bits of
+// the selected keys of each query and key/value head, unless they are gathered.
 int64_t RowTableBytes(const Problem& problem, int64_t rows);
 int64_t SelectionBytes(const Problem& problem, const Split& split);
 
-// Of entmax: the candidates that a row has at most, and the bytes of those of a task.
-int64_t CandidateStride(const Problem& problem);
-int64_t CandidateBytes(const Problem& problem, int64_t rows);
+// Whether the candidates of entmax of a task would take too much memory.
 bool HasTooManyCandidates(const Problem& problem, int64_t rows);
 
 // The rows and keys of a task.
@@ -81,13 +78,11 @@ FlashBytes BytesOf(const TensorView& view, int64_t offset);
 // The fields of a task that depend only on the problem, and those that are the same for every block
 // of rows.
 FlashTask ShapeOf(const Problem& problem);
-FlashTask TaskOf(const Problem& problem, const Arguments& arguments, int64_t b, int64_t kv_head);
+// The largest task, as far as the sizes of its memory depend on it. Has no data.
+FlashTask LargestTask(const Problem& problem, const Split& split);
+FlashTask TaskOf(const Problem& problem, const Arguments& arguments, const TaskPlace& place);
 
 FlashRow RowOf(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h, int64_t i);
-
-// Lets a task of entmax keep its candidates at `candidates`. Without entmax it has no effect.
-void SetCandidates(const Problem& problem, const Arguments& arguments, int64_t first_head,
-                   std::byte* candidates, FlashTask& flash);
 
 inline int64_t RowIndex(const Problem& p, int64_t b, int64_t h, int64_t i) {
   return (b * p.query_heads + h) * p.query_length + i;

@@ -93,6 +93,7 @@ struct FlashVectorTable {
 
 // relative_keys and relative_values, see vector_tables.h.
 struct FlashVectors {
+  bool exist;                    // keys, values or both
   FlashVectorTable keys;         // transposed: a row has all distances
   FlashVectorTable values;       // a row is a vector, padded to vectors of registers
   const int64_t* values_finite;  // of each table of values
@@ -103,29 +104,20 @@ struct FlashVectors {
 
 // additive_weight, for additive scores. Strides in bytes.
 struct FlashAdditive {
-  const std::byte* weights;  // of head 0; null: scores are dot products
+  int64_t heads;             // of the task's rows; 0: scores are dot products
+  const std::byte* weights;  // of head 0
   int64_t head_stride;       // 0: the same for all heads
   int64_t stride;
   Element element;
 };
 
-// A query row of entmax: the keys that may have a weight, and their threshold.
-struct CandidateRow {
-  double level;       // of Newton's method; see entmax.inc
-  double level_rest;  // what rounding removed from it
-  double threshold;   // scores that are not above have no weight
-  int64_t count;      // of candidates
-  int64_t limit;      // candidates that make the threshold be solved again
-  bool finite;        // false: a score is NaN or +inf
-};
-
 // selected_indices: consecutive rows of a task are the heads of one query and share its keys.
 struct FlashSelection {
-  const std::byte* indices;  // INT32, of the task's first query; null: rows see intervals of keys
+  int64_t rows;              // of each query; 0: rows see intervals of keys
+  const std::byte* indices;  // INT32, of the task's first query
   int64_t count;             // of a query
   int64_t step;              // elements from one index to the next
   int64_t query_bytes;       // from one query's indices to the next one's
-  int64_t rows;              // of each query
 };
 
 // Query rows of one batch row that read the same key/value head.
@@ -161,13 +153,11 @@ struct FlashTask {
 
   Checkpoint checkpoint;
 
-  std::byte* scratch;            // FlashScratchBytes(), aligned to 64
-  std::byte* tile_scratch;       // tile_scratch_bytes(), aligned to 64
-  std::byte* selection_scratch;  // two lists of selection.count INT32, aligned to 64
+  std::byte* scratch;       // scratch_bytes(), aligned to 64
+  std::byte* tile_scratch;  // tile_scratch_bytes(), aligned to 64
 
   // 0: softmax. Above 1: entmax. 1: softmax in a problem where other heads may have entmax.
   double alpha;
-  std::byte* candidates;     // CandidateBytes(), aligned to 64; only of entmax
   int64_t candidate_stride;  // candidates of a row, at most; more than the keys it sees by a vector
 };
 
@@ -221,7 +211,6 @@ struct FlashBackward {
   // kVectorBytes.
   std::byte* key_gradients = nullptr;
   std::byte* value_gradients = nullptr;
-  std::byte* scratch = nullptr;  // BackwardScratchBytes(), aligned to 64
 };
 
 // The time of a pair of row and key, relative to the forward pass.
@@ -232,18 +221,26 @@ inline constexpr int64_t kAdditiveCost = 8;
 // Row and key pairs between two checkpoints: tens of microseconds.
 inline constexpr int64_t kCheckpointPairs = 24 * 1024;
 
+// `scratch_bytes` returns the size of FlashTask::scratch. It reads only what LargestTask() of
+// flash_tasks.h sets. `run` returns false if the checkpoint abandoned the task.
+struct FlashKernel {
+  int64_t (*scratch_bytes)(const FlashTask& task);
+  bool (*run)(const FlashTask& task);
+};
+struct BackwardKernel {
+  int64_t (*scratch_bytes)(const FlashBackward& backward);
+  bool (*run)(const FlashBackward& backward);
+};
+
 // The only symbol that a kernel file exports.
 struct KernelTable {
-  // Return false if the checkpoint abandoned the task.
-  bool (*flash_fp32)(const FlashTask& task);  // accumulates in fp32
-  bool (*flash_fp64)(const FlashTask& task);
-  // Returns the tile scratch bytes that flash_fp32 needs. Reads only the fields that depend on the
-  // problem, and row_count. Null if the set has no tiles.
+  FlashKernel flash_fp32;  // accumulates in fp32
+  FlashKernel flash_fp64;
+  // The size of FlashTask::tile_scratch for flash_fp32. Null if the set has no tiles.
   int64_t (*tile_scratch_bytes)(const FlashTask& task);
   RotateFunction rotate;
-  // Return false if the checkpoint abandoned the task.
-  bool (*backward_fp32)(const FlashBackward& backward);
-  bool (*backward_fp64)(const FlashBackward& backward);
+  BackwardKernel backward_fp32;
+  BackwardKernel backward_fp64;
   // Store a row of accumulators as elements.
   void (*store_fp32)(Element element, const float* values, int64_t count, std::byte* row);
   void (*store_fp64)(Element element, const double* values, int64_t count, std::byte* row);

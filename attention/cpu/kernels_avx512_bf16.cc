@@ -318,21 +318,22 @@ bool FlashFp32(const FlashTask& task) {
   Scratch scratch(task.scratch);
   const Outcome outcome =
       SuitsPairs(task) ? PairFlash(task, scratch).Run() : FoldTiles<DotTileProducts>(task);
-  if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32(task);
+  if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32.run(task);
   return outcome == Outcome::kDone;
 }
 
 }  // namespace
 
-extern const KernelTable kAvx512Bf16Kernels = {FlashFp32,
-                                               FlashFp64,
-                                               TileScratchBytes<DotTileProducts>,
-                                               Rotate,
-                                               BackwardFp32,
-                                               BackwardFp64,
-                                               StoreRow<float>,
-                                               StoreRow<double>,
-                                               kLinear<&KernelTable::linear_fp32>,
-                                               kLinear<&KernelTable::linear_fp64>};
+extern const KernelTable kAvx512Bf16Kernels = {
+    {ScratchBytesOf<&KernelTable::flash_fp32>, FlashFp32},
+    kFallback<&KernelTable::flash_fp64>,
+    TileScratchBytes<DotTileProducts>,
+    Rotate,
+    kFallback<&KernelTable::backward_fp32>,
+    kFallback<&KernelTable::backward_fp64>,
+    StoreRow<float>,
+    StoreRow<double>,
+    kFallback<&KernelTable::linear_fp32>,
+    kFallback<&KernelTable::linear_fp64>};
 
 }  // namespace rapt::cpu

@@ -171,6 +171,7 @@ FlashVectors VectorTables<Real>::For(const Arguments& a, int64_t b) const {
     vectors.values = table(p.relative_values, values_, ValueSize<Real>(p), ValueStep<Real>(p));
     vectors.values_finite = finite_;
   }
+  vectors.exist = true;
   vectors.has_queries = p.has_relative_query;
   if (p.has_relative_query) vectors.queries = BytesOf(a.inputs[Role::kRelativeQuery], 0);
   vectors.first_position = DiagonalKey(p, a.key_lengths, b, 0) - SectionOrFull(p).first_query;
