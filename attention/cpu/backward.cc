@@ -320,13 +320,11 @@ class Backward {
     block.rows = reinterpret_cast<FlashRow*>(own_);
     block.backward_rows = reinterpret_cast<BackwardRow*>(own_ + plan_.worker.backward_rows_begin());
     FlashTask& flash = block.flash = TaskOf(p_, a_, place);
-    flash.part_begin = begin;
-    flash.part_end = end;
+    flash.part = {begin, end};
     flash.rows = block.rows;
     flash.checkpoint = checkpoint_;
     flash.scratch = own_ + plan_.worker.scratch_begin();
-    flash.begin = end;
-    flash.end = begin;
+    flash.visible = {end, begin};
     const SparseRows sparse_rows(p_, a_, place, block.rows, plan_.split.rows_per_task(),
                                  own_ + plan_.worker.selection_begin());
     flash.sparse = sparse_rows.exist();
@@ -349,11 +347,11 @@ class Backward {
     FlashRow& row = *new (&block.rows[n]) FlashRow(RowOf(p_, a_, b, h, i));
     if (p_.has_relative()) row.score.relative = relative_.Row(b, h, i);
     if (flash.sparse) row.score.sparse = sparse_rows.Make(n, h, i);
-    row.score.begin = std::clamp(row.score.begin, flash.part_begin, flash.part_end);
-    row.score.end = std::clamp(row.score.end, row.score.begin, flash.part_end);
+    row.score.begin = std::clamp(row.score.begin, flash.part.begin, flash.part.end);
+    row.score.end = std::clamp(row.score.end, row.score.begin, flash.part.end);
     if (row.score.begin < row.score.end) {
-      flash.begin = std::min(flash.begin, row.score.begin);
-      flash.end = std::max(flash.end, row.score.end);
+      flash.visible.begin = std::min(flash.visible.begin, row.score.begin);
+      flash.visible.end = std::max(flash.visible.end, row.score.end);
     }
     new (&block.backward_rows[n])
         BackwardRow{.output_gradient = a_.inputs[Role::kOutputGradient].RowOffset(b, h, i),
@@ -581,7 +579,7 @@ class Backward {
       block.backward_rows[n].mask_gradient =
           reinterpret_cast<std::byte*>(sums + (one_query ? 0 : n * (kMaskKeys + kVectorBytes)));
     }
-    return block.flash.begin >= block.flash.end || Run(block);
+    return block.flash.visible.begin >= block.flash.visible.end || Run(block);
   }
 
   void StoreMask(Role gradient, const MaskShape& mask, int64_t b, int64_t h, int64_t first,

@@ -27,9 +27,10 @@
 namespace rapt {
 namespace cpu {
 
-void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_t i, int64_t begin,
+void DropoutKeepsOutOfLine(const FlashDropout& dropout, const FlashRow& row, int64_t begin,
                            int64_t count, bool* keep) {
-  DropoutKeeps(p, seed, b, h, i, begin, count, keep);
+  DropoutKeeps(dropout.probability, dropout.seed, dropout.batch, row.head, row.index,
+               dropout.first_key + begin, count, keep);
 }
 
 namespace {
@@ -176,8 +177,8 @@ void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int6
             int64_t part) {
   ScoreRow& keys = row.score;
   keys.sink = -std::numeric_limits<double>::infinity();  // merged once, by MergeHead()
-  keys.begin = std::clamp(keys.begin, task.part_begin, task.part_end);
-  keys.end = std::clamp(keys.end, keys.begin, task.part_end);
+  keys.begin = std::clamp(keys.begin, task.part.begin, task.part.end);
+  keys.end = std::clamp(keys.end, keys.begin, task.part.end);
   row.output = reinterpret_cast<std::byte*>(parts.Output(index, part));
   row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
 }
@@ -343,8 +344,8 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   auto* rows = reinterpret_cast<FlashRow*>(begin);
 
   FlashTask flash = TaskOf(p, a, place);
-  flash.part_begin = std::min(place.part * SplitKeys(p, splits), p.total_keys());
-  flash.part_end = std::min(flash.part_begin + SplitKeys(p, splits), p.total_keys());
+  flash.part.begin = std::min(place.part * SplitKeys(p, splits), p.total_keys());
+  flash.part.end = std::min(flash.part.begin + SplitKeys(p, splits), p.total_keys());
   flash.rows = rows;
   flash.checkpoint = checkpoint;
   flash.scratch = begin + cpu.worker.rows;
@@ -353,11 +354,12 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
     flash.vectors = VectorTables<Real>(p, workspace + cpu.shared.vectors_begin()).For(a, place.b);
   }
   std::byte* const selection = flash.tile_scratch + cpu.worker.tile_scratch;
-  flash.begin = flash.part_end;
-  flash.end = flash.part_begin;
+  flash.visible = {flash.part.end, flash.part.begin};
   const Unfolded<Real> unfolded(p, cpu.split.rows_per_task(), selection + cpu.worker.selection);
   const bool folds_here = p.folds && splits == 1;
-  if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
+  if (splits > 1 || p.folds) {
+    flash.outputs.element = flash.outputs.lse_element = ElementOf(RealType<Real>());
+  }
   const SparseRows sparse_rows(p, a, place, rows, cpu.split.rows_per_task(), selection);
   flash.sparse = sparse_rows.exist();
   const auto add_row = [&](int64_t h, int64_t i) {
@@ -368,14 +370,14 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
     ++flash.row_count;
     if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
     if (row.score.begin == row.score.end) return;
-    flash.begin = std::min(flash.begin, row.score.begin);
-    flash.end = std::max(flash.end, row.score.end);
+    flash.visible.begin = std::min(flash.visible.begin, row.score.begin);
+    flash.visible.end = std::max(flash.visible.end, row.score.end);
   };
   const bool gathers = Gathers(p);
   ForEachRow(place, gathers, add_row);
   if (gathers) flash.selection = SelectionOf(p, a, place);
   // Nothing to fold: these rows see no key of the chunk.
-  if (folds_here && !p.score_output && flash.begin >= flash.end) return;
+  if (folds_here && !p.score_output && flash.visible.begin >= flash.visible.end) return;
   for (int64_t h = place.first_head; cpu.fills_relative && h < place.end_head; ++h) {
     relative.Fill(a, relative.TableOf(place.b, h));
   }

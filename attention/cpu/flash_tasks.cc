@@ -166,16 +166,16 @@ FlashTask ShapeOf(const Problem& p) {
   task.value_head_size = p.value_head_size;
   task.element = ElementOf(p.dtype);
   task.q8_0 = p.q8_0;
-  task.output_element = task.element;
-  task.lse_element = ElementOf(p.lse_dtype());
-  task.score_stage = StageOf(p.score_output);
+  task.outputs.element = task.element;
+  task.outputs.lse_element = ElementOf(p.lse_dtype());
+  task.outputs.scores = StageOf(p.score_output);
   if (IsEntmax(p)) {
-    task.alpha = 1;
-    task.candidate_stride = CandidateStride(p);
+    task.entmax.alpha = 1;
+    task.entmax.candidate_stride = CandidateStride(p);
   }
   if (p.dropout) {
-    task.dropout = p.dropout->probability;
-    task.seed = p.dropout->seed;
+    task.dropout.probability = p.dropout->probability;
+    task.dropout.seed = p.dropout->seed;
   }
   return task;
 }
@@ -203,9 +203,9 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, const TaskPlace& place) {
   SetKeys(PastValuesOf(p, a), p.past_length, ValuesOf(p, a), place.b, place.kv_head, task.values);
   task.additive = AdditiveOf(p, a, place.end_head - place.first_head);
   task.score = ScoreParamsOf(p, a, AccumulatorOf(p));
-  if (IsEntmax(p)) task.alpha = AlphaOf(p, a, place.first_head);
-  task.batch = place.b;
-  task.first_key = p.section ? p.section->first_key : 0;
+  if (IsEntmax(p)) task.entmax.alpha = AlphaOf(p, a, place.first_head);
+  task.dropout.batch = place.b;
+  task.dropout.first_key = p.section ? p.section->first_key : 0;
   return task;
 }
 

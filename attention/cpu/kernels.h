@@ -120,6 +120,32 @@ struct FlashSelection {
   int64_t query_bytes;       // from one query's indices to the next one's
 };
 
+// [begin, end) of the keys of a task.
+struct FlashSpan {
+  int64_t begin, end;
+};
+
+// What is written.
+struct FlashOutputs {
+  Element element;      // of FlashRow::output: Q's, or the accumulator's for a partial result
+  Element lse_element;  // kFloat32 or kFloat64
+  ScoreStage scores;    // which ones the caller wants
+};
+
+// Dropout of weights, which depends on their places in the full problem.
+struct FlashDropout {
+  double probability;  // 0: none
+  uint64_t seed;
+  int64_t batch;
+  int64_t first_key;  // position of the task's first key
+};
+
+struct FlashEntmax {
+  // 0: softmax. Above 1: entmax. 1: softmax in a problem where other heads may have entmax.
+  double alpha;
+  int64_t candidate_stride;  // candidates of a row, at most; more than the keys it sees by a vector
+};
+
 // Query rows of one batch row that read the same key/value head.
 struct FlashTask {
   const FlashRow* rows;
@@ -127,38 +153,27 @@ struct FlashTask {
   FlashBytes queries;
   FlashKeys keys;
   FlashKeys values;
-  int64_t key_count;             // T
-  int64_t part_begin, part_end;  // the keys of this task: all, or one split
-  int64_t begin, end;            // the union of the rows' visible keys, within the part
+  int64_t key_count;  // T
+  FlashSpan part;     // all keys, or one split
+  FlashSpan visible;  // the union of the rows' visible keys, within the part
   int64_t head_size;
   int64_t value_head_size;
-  Element element;         // of Q, K, V and scores
-  bool q8_0;               // rows of K and V are those of attention/q8_0.h
-  Element output_element;  // Q's, or the accumulator's for a partial result
-  Element lse_element;     // kFloat32 or kFloat64
+  Element element;  // of Q, K, V and scores
+  bool q8_0;        // rows of K and V are those of attention/q8_0.h
+  FlashOutputs outputs;
 
   FlashVectors vectors;
   FlashAdditive additive;
   RotaryKeys rotary;  // keys that are rotated when they are read
   bool sparse;        // rows have a SparseRow
   FlashSelection selection;
-
   ScoreParams score;
-  ScoreStage score_stage;  // which scores the caller wants
-
-  double dropout;  // 0: none
-  uint64_t seed;
-  int64_t batch;
-  int64_t first_key;  // position of the first key in the full problem
+  FlashDropout dropout;
+  FlashEntmax entmax;
 
   Checkpoint checkpoint;
-
   std::byte* scratch;       // scratch_bytes(), aligned to 64
   std::byte* tile_scratch;  // tile_scratch_bytes(), aligned to 64
-
-  // 0: softmax. Above 1: entmax. 1: softmax in a problem where other heads may have entmax.
-  double alpha;
-  int64_t candidate_stride;  // candidates of a row, at most; more than the keys it sees by a vector
 };
 
 // lse and delta = sum dY Y - dlse of a query row; lse is -inf if no key is visible.
@@ -254,8 +269,8 @@ extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;
 extern const KernelTable kAmxKernels;
 
-// philox.h's DropoutKeeps, out of line.
-void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_t i, int64_t begin,
+// philox.h's DropoutKeeps for keys [begin, begin + count) of the task, out of line.
+void DropoutKeepsOutOfLine(const FlashDropout& dropout, const FlashRow& row, int64_t begin,
                            int64_t count, bool* keep);
 
 }  // namespace rapt::cpu

@@ -71,8 +71,8 @@ class PairFlash {
     }
     rows_.Clear();
     blocks_.Form();
-    for (int64_t j = blocks_.KeysToRead().begin; j < t_.end; j += kKeyBlock) {
-      const int64_t count = Min(kKeyBlock, t_.end - j);
+    for (int64_t j = blocks_.KeysToRead().begin; j < t_.visible.end; j += kKeyBlock) {
+      const int64_t count = Min(kKeyBlock, t_.visible.end - j);
       if (!meter_.Pass(PairsOf(t_, count))) return Outcome::kAbandoned;
       FoldPairs(j, count);
     }
@@ -112,7 +112,7 @@ class PairFlash {
     if (ScalesQueries(t_)) ScaleScores(columns);
     scores_.Finish(block, j, count, columns);
     rows_.Fold(block, j, count, columns, scores_.Row(0));
-    in_place_.FindNextKeys(j + kKeyBlock, t_.end);
+    in_place_.FindNextKeys(j + kKeyBlock, t_.visible.end);
     const NextRows next = in_place_.AfterValues();
     int64_t r = 0;
     for (; r + 4 <= t_.row_count; r += 4) AddPairs<4>(r, r == 0 ? next : NextRows());
