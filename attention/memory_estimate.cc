@@ -114,7 +114,7 @@ OperatorEstimate EstimateFavor(const Problem& p, const PlanOptions& options,
   const auto op = MakeLinearAttention(call);
   OperatorEstimate estimate = EstimateOperator(op, options);
   if (!estimate.refusal.empty()) return estimate;
-  for (const Role state : {linear::kPresentState, linear::kPresentNormalizer}) {
+  for (const Slot state : {linear::kPresentState, linear::kPresentNormalizer}) {
     // The operator has checked that its outputs have a size.
     estimate.state_bytes += *ByteSize(linear::NameOf(state), *(*op)->outputs()[state]);
   }

@@ -42,9 +42,9 @@ class TypedCall : public SchemaCall {
 
 struct TensorSchema {
   absl::string_view name;
-  Role role;    // in Arguments
-  DType dtype;  // if several are accepted, the one that tools should use
-  int rank;     // likewise
+  Slot slot = Role::kQ;  // in Arguments
+  DType dtype;           // if several are accepted, the one that tools should use
+  int rank;              // likewise
   bool required = false;
   bool unlisted = false;  // as RoleInfo::unlisted
   int64_t size = -1;      // of the last axis; -1: any
@@ -106,9 +106,9 @@ absl::Status NoOutput(const TensorSchema& output);
 
 // --- Rows of the tables ---
 
-constexpr TensorSchema TensorRow(absl::string_view name, Role role, int rank,
+constexpr TensorSchema TensorRow(absl::string_view name, Slot slot, int rank,
                                  absl::string_view help, DType dtype = DType::kFloat32) {
-  TensorSchema row = {name, role, dtype, rank};
+  TensorSchema row = {name, slot, dtype, rank};
   row.help = help;
   return row;
 }

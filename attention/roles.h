@@ -9,6 +9,8 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <type_traits>
 
 #include "absl/strings/string_view.h"
 #include "attention/tensor_view.h"
@@ -99,16 +101,36 @@ inline constexpr std::array kInputTensors = [] {
   return tensors;
 }();
 
-// A value for each of `kCount` consecutive roles, stored inline.
+// The place of a tensor in the maps below. Attention's tensors are at their roles, also those that
+// another operator has, such as Q and Y. Its own tensors are at Input(n) and Output(n).
+class Slot {
+ public:
+  constexpr Slot(Role role) : index_(static_cast<uint8_t>(role)) {}  // NOLINT(*-explicit-*)
+  static constexpr Slot Input(int n) { return Slot(static_cast<int>(Role::kBias) + n); }
+  static constexpr Slot Output(int n) { return Slot(static_cast<int>(Role::kPresentKey) + n); }
+  static constexpr Slot At(int index) { return Slot(index); }
+
+  constexpr int index() const { return index_; }
+  // REQUIRES: it is of a tensor of attention.
+  constexpr Role role() const { return static_cast<Role>(index_); }
+  bool operator==(const Slot&) const = default;
+
+ private:
+  constexpr explicit Slot(int index) : index_(static_cast<uint8_t>(index)) {}
+
+  uint8_t index_;
+};
+
+// A value for each of `kCount` consecutive slots, stored inline.
 template <typename T, Role kFirst, size_t kCount>
 class RoleRange {
  public:
-  constexpr T& operator[](Role role) { return values_[IndexOf(role)]; }
-  constexpr const T& operator[](Role role) const { return values_[IndexOf(role)]; }
+  constexpr T& operator[](Slot slot) { return values_[IndexOf(slot)]; }
+  constexpr const T& operator[](Slot slot) const { return values_[IndexOf(slot)]; }
 
  private:
-  static constexpr size_t IndexOf(Role role) {
-    return static_cast<size_t>(role) - static_cast<size_t>(kFirst);
+  static constexpr size_t IndexOf(Slot slot) {
+    return static_cast<size_t>(slot.index()) - static_cast<size_t>(kFirst);
   }
 
   std::array<T, kCount> values_ = {};
@@ -121,13 +143,21 @@ using OutputMap = RoleRange<T, kAllOutputs.front(), kAllOutputs.size()>;
 template <typename T>
 using RoleMap = RoleRange<T, kAllInputs.front(), static_cast<size_t>(Role::kEnd)>;
 
-// A set of roles, iterated in the order of the enumerators.
-class RoleSet {
+// A set of roles or slots, iterated in their order.
+template <typename T>
+class SetOf {
  public:
   class Iterator {
    public:
     constexpr explicit Iterator(uint64_t rest) : rest_(rest) {}
-    constexpr Role operator*() const { return static_cast<Role>(std::countr_zero(rest_)); }
+    constexpr T operator*() const {
+      const Slot slot = Slot::At(std::countr_zero(rest_));
+      if constexpr (std::is_same_v<T, Role>) {
+        return slot.role();
+      } else {
+        return slot;
+      }
+    }
     constexpr Iterator& operator++() {
       rest_ &= rest_ - 1;
       return *this;
@@ -138,11 +168,19 @@ class RoleSet {
     uint64_t rest_;
   };
 
-  constexpr void Add(Role role, bool condition = true) {
-    bits_ |= uint64_t{condition} << static_cast<int>(role);
+  constexpr SetOf() = default;
+  constexpr SetOf(std::initializer_list<T> members) {
+    for (T member : members) Add(member);
   }
-  constexpr void Add(const RoleSet& roles) { bits_ |= roles.bits_; }
-  constexpr bool contains(Role role) const { return bits_ >> static_cast<int>(role) & 1; }
+
+  constexpr void Add(T member, bool condition = true) {
+    bits_ |= uint64_t{condition} << Slot(member).index();
+  }
+  template <typename Other>
+  constexpr void Add(const SetOf<Other>& other) {
+    for (Other member : other) Add(T(member));
+  }
+  constexpr bool contains(T member) const { return bits_ >> Slot(member).index() & 1; }
   constexpr bool empty() const { return bits_ == 0; }
   constexpr Iterator begin() const { return Iterator(bits_); }
   constexpr Iterator end() const { return Iterator(0); }
@@ -151,6 +189,8 @@ class RoleSet {
   static_assert(static_cast<int>(Role::kEnd) <= 64);
   uint64_t bits_ = 0;
 };
+using RoleSet = SetOf<Role>;
+using SlotSet = SetOf<Slot>;
 
 struct RoleInfo {
   Role role;

@@ -17,8 +17,8 @@ namespace rapt {
 // A valid call: its shapes and attributes. Immutable; may be shared by threads. MakePlan() and
 // Run() of attention.h compute it.
 //
-// Its tensors are passed under roles of attention, which the header of each operator names. Inputs
-// and outputs are row-major in Arguments, of which only `data` and `key_lengths` are read.
+// The header of each operator says in which slots its tensors are. Inputs and outputs are row-major
+// in Arguments, of which only `data` and `key_lengths` are read.
 class TensorOperator {
  public:
   virtual ~TensorOperator() = default;
@@ -30,6 +30,10 @@ class TensorOperator {
   virtual bool checks_data() const { return false; }
   // Returns InvalidArgument for values that are not allowed.
   virtual absl::Status CheckData(const Arguments& /*arguments*/) const { return absl::OkStatus(); }
+
+  // The inputs that decide what is read or computed. They are copied out of shared memory, where
+  // the caller may change them at any time.
+  virtual SlotSet copied_inputs() const { return {}; }
 
   // Returns whether a device's backend computes the operator, as Backend::Supports() does; nullopt
   // if this device has no form of it.

@@ -66,7 +66,7 @@ Arguments ViewInputs(const Request& request) {
   }
   arguments.key_lengths = request.key_lengths;
   if (request.tensor_operator == nullptr) return arguments;
-  for (Role role : kInputTensors) arguments.inputs[role].data = request.inputs[role].data;
+  for (Slot slot : kAllInputs) arguments.inputs[slot].data = request.inputs[slot].data;
   return arguments;
 }
 
@@ -106,12 +106,13 @@ class Engine::PendingCall {
   const ResolvedCall& call() const { return request_.call; }
 
   void PlanGathers(bool backend_reads_slices) {
+    const SlotSet copied = CopiedInputs();
     for (Role role : kAllInputs) {
       const InputBytes& source = request_.inputs[role];
-      const bool must_be_contiguous = InfoOf(role).source == Source::kStrided;
+      const bool is_copied = copied.contains(role);
       const bool is_converted = role == Role::kMask && request_.write_mask;
-      if (is_converted || source.on_device() || (must_be_contiguous && source.is_shared) ||
-          (source.in_slices() && (must_be_contiguous || !backend_reads_slices))) {
+      if (is_converted || source.on_device() || (is_copied && source.is_shared) ||
+          (source.in_slices() && (is_copied || !backend_reads_slices))) {
         gathers_.push_back({source, arguments_.inputs[role], is_converted});
       }
     }
@@ -212,6 +213,13 @@ class Engine::PendingCall {
     if (!gather.status.ok()) inputs_failed_ = true;
   }
 
+  SlotSet CopiedInputs() const {
+    if (request_.tensor_operator != nullptr) return request_.tensor_operator->copied_inputs();
+    SlotSet copied;
+    for (Role role : kAllInputs) copied.Add(role, InfoOf(role).source == Source::kStrided);
+    return copied;
+  }
+
   int64_t CountChecks() const {
     if (request_.tensor_operator == nullptr) return DataChecks(call().problem);
     return request_.tensor_operator->checks_data() ? 1 : 0;
@@ -262,11 +270,11 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     PlanGathers(is_attention && routing.backend->Reads(Source::kSliced));
 
     std::optional<int64_t> needed_bytes = 0;
-    for (Role role : request_.Outputs()) {
-      if (IsInCallersMemory(role)) {
-        callers_bytes_ += BytesOf(role);  // of existing memory, so no overflow
+    for (Slot slot : request_.Outputs()) {
+      if (IsInCallersMemory(slot)) {
+        callers_bytes_ += BytesOf(slot);  // of existing memory, so no overflow
       } else {
-        AddBuffer(needed_bytes, BytesOf(role));
+        AddBuffer(needed_bytes, BytesOf(slot));
       }
     }
     AddBuffer(needed_bytes, plan_.workspace_bytes());
@@ -282,17 +290,17 @@ class Engine::PendingAttention final : public Engine::PendingCall {
       result_.encoding_memory =
           std::make_shared<ReservedEncoding>(reservation.Split(request_.encoding_bytes));
     }
-    for (Role role : request_.Outputs()) {
-      const OutputPlace& place = request_.places[role];
-      OutputBuffer& output = result_.outputs[role];
-      if (IsInCallersMemory(role)) {
-        arguments_.outputs[role] = ViewOf(role, place.bytes.data());
+    for (Slot slot : request_.Outputs()) {
+      const OutputPlace& place = request_.places[slot];
+      OutputBuffer& output = result_.outputs[slot];
+      if (IsInCallersMemory(slot)) {
+        arguments_.outputs[slot] = ViewOf(slot, place.bytes.data());
         output = {place.bytes, nullptr};
         continue;
       }
-      RAPT_ASSIGN_OR_RETURN(ReservedBuffer taken, AllocatePart(pool, BytesOf(role), reservation));
+      RAPT_ASSIGN_OR_RETURN(ReservedBuffer taken, AllocatePart(pool, BytesOf(slot), reservation));
       auto owner = std::make_shared<ReservedBuffer>(std::move(taken));
-      arguments_.outputs[role] = ViewOf(role, owner->buffer.data());
+      arguments_.outputs[slot] = ViewOf(slot, owner->buffer.data());
       if (place.device.memory != nullptr) {
         deliveries_.push_back({owner->buffer.span(), place.device});
       }
@@ -380,15 +388,15 @@ class Engine::PendingAttention final : public Engine::PendingCall {
   }
 
   // An operator other than attention knows the axes.
-  MutableTensorView ViewOf(Role role, std::byte* data) const {
-    if (request_.tensor_operator == nullptr) return call().Output(role, data);
-    return {data, call().outputs[role].dtype};
+  MutableTensorView ViewOf(Slot slot, std::byte* data) const {
+    if (request_.tensor_operator == nullptr) return call().Output(slot.role(), data);
+    return {data, call().outputs[slot].dtype};
   }
 
   // Returns whether the output is written to memory of the caller.
-  bool IsInCallersMemory(Role role) const { return request_.places[role].bytes.data() != nullptr; }
-  int64_t BytesOf(Role role) const {
-    return ByteSize("output", call().outputs[role]).value();  // Resolve() has checked it
+  bool IsInCallersMemory(Slot slot) const { return request_.places[slot].bytes.data() != nullptr; }
+  int64_t BytesOf(Slot slot) const {
+    return ByteSize("output", call().outputs[slot]).value();  // Resolve() has checked it
   }
 
   void Finish(const JobReport& report) {

@@ -152,16 +152,19 @@ struct Request {
   // operator's outputs.
   std::shared_ptr<const TensorOperator> tensor_operator;
   // The outputs that the request has.
-  RoleSet Outputs() const {
-    if (tensor_operator == nullptr) return OutputsOf(call.problem);
-    RoleSet roles;
-    for (Role role : kOutputs) roles.Add(role, tensor_operator->outputs()[role].has_value());
-    return roles;
+  SlotSet Outputs() const {
+    SlotSet outputs;
+    if (tensor_operator == nullptr) {
+      outputs.Add(OutputsOf(call.problem));
+    } else {
+      for (Slot slot : kAllOutputs) outputs.Add(slot, tensor_operator->outputs()[slot].has_value());
+    }
+    return outputs;
   }
   // Makes the request one for an operator other than attention.
   void SetOperator(std::shared_ptr<const TensorOperator> op) {
     tensor_operator = std::move(op);
-    for (Role role : Outputs()) call.outputs[role] = *tensor_operator->outputs()[role];
+    for (Slot slot : Outputs()) call.outputs[slot] = *tensor_operator->outputs()[slot];
     call.problem.dtype = call.outputs[Role::kY].dtype;
   }
   // Each has the size stated by the call; absent if the call has no such tensor.

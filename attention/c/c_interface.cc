@@ -567,7 +567,7 @@ absl::Status SetInput(rapt_call* call, const char* name, int32_t dtype, int32_t 
     return Invalid(name, " has rank ", rank, "; it must be from 0 to ", RAPT_MAX_RANK);
   }
   if (rank > 0) RAPT_RETURN_IF_ERROR(CheckNotNull({{"shape", shape}}));
-  call->call->inputs()[input->role] =
+  call->call->inputs()[input->slot] =
       rapt::TensorSpec{TypeOf(dtype), rapt::Shape(shape, shape + rank)};
   return absl::OkStatus();
 }
@@ -594,7 +594,7 @@ absl::Status PlanCall(const rapt_context* context, const rapt_call* call, rapt_p
   RAPT_RETURN_IF_ERROR(CheckNotNull({{"context", context}, {"call", call}, {"plan", plan}}));
   RAPT_ASSIGN_OR_RETURN(rapt::BoundCall bound, call->call->Bind());
   for (const rapt::TensorSchema* output : call->wanted) {
-    if (!bound.outputs()[output->role]) return NoOutput(*output);
+    if (!bound.outputs()[output->slot]) return NoOutput(*output);
   }
   RAPT_ASSIGN_OR_RETURN(rapt::Plan made, bound.MakePlan(context->options));
   std::string description = made.Describe();
@@ -615,7 +615,7 @@ absl::Status DescribeOutput(const rapt_plan* plan, const char* name, int32_t* dt
   RAPT_RETURN_IF_ERROR(CheckIsOfCall(*plan));
   RAPT_ASSIGN_OR_RETURN(const rapt::TensorSchema* output,
                         FindRow(*plan->schema, "output", plan->schema->outputs, name));
-  const std::optional<rapt::TensorSpec>& spec = plan->call->outputs()[output->role];
+  const std::optional<rapt::TensorSpec>& spec = plan->call->outputs()[output->slot];
   if (!spec) return Invalid("the plan does not have output ", name);
   *dtype = RAPT_FP32 + static_cast<int32_t>(spec->dtype);
   *rank = static_cast<int32_t>(spec->shape.size());
@@ -636,7 +636,7 @@ absl::Status AddTensor(const rapt_plan& plan, const rapt_tensor& tensor,
   const auto is_named = [&](const rapt::TensorSchema& row) { return row.name == tensor.name; };
   const auto* const output = std::find_if(schema.outputs.begin(), schema.outputs.end(), is_named);
   if (output != schema.outputs.end()) {
-    arguments.outputs[output->role].data = static_cast<std::byte*>(tensor.data);
+    arguments.outputs[output->slot].data = static_cast<std::byte*>(tensor.data);
     return absl::OkStatus();
   }
   const auto* const input = std::find_if(schema.inputs.begin(), schema.inputs.end(), is_named);
@@ -644,8 +644,8 @@ absl::Status AddTensor(const rapt_plan& plan, const rapt_tensor& tensor,
     return Invalid(schema.name, " has no tensor '", tensor.name, "'; it has ",
                    NamesOf(schema.inputs), ", ", NamesOf(schema.outputs));
   }
-  if (input->role != Role::kKeyLengths) {
-    arguments.inputs[input->role].data = static_cast<const std::byte*>(tensor.data);
+  if (input->slot != Role::kKeyLengths) {
+    arguments.inputs[input->slot].data = static_cast<const std::byte*>(tensor.data);
   } else if (const auto& lengths = plan.inputs[Role::kKeyLengths]; HasElements(lengths)) {
     arguments.key_lengths = {static_cast<const int64_t*>(tensor.data),
                              static_cast<size_t>(lengths->shape[0])};
@@ -655,16 +655,16 @@ absl::Status AddTensor(const rapt_plan& plan, const rapt_tensor& tensor,
 
 absl::Status CheckComplete(const rapt_plan& plan, const rapt::Arguments& arguments) {
   for (const rapt::TensorSchema& input : plan.schema->inputs) {
-    const void* const data = input.role == Role::kKeyLengths
+    const void* const data = input.slot == Role::kKeyLengths
                                  ? static_cast<const void*>(arguments.key_lengths.data())
-                                 : arguments.inputs[input.role].data;
-    if (HasElements(plan.inputs[input.role]) && data == nullptr) {
+                                 : arguments.inputs[input.slot].data;
+    if (HasElements(plan.inputs[input.slot]) && data == nullptr) {
       return Invalid(input.name, " is missing or null");
     }
   }
   for (const rapt::TensorSchema& output : plan.schema->outputs) {
-    if (HasElements(plan.call->outputs()[output.role]) &&
-        arguments.outputs[output.role].data == nullptr) {
+    if (HasElements(plan.call->outputs()[output.slot]) &&
+        arguments.outputs[output.slot].data == nullptr) {
       return Invalid(output.name, " is missing or null");
     }
   }

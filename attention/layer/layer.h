@@ -39,10 +39,10 @@
 
 namespace rapt {
 
-// The roles under which a layer takes its tensors, beside kQ, kK, kV, kMask, kKeyLengths and kY.
-inline constexpr Role kInputIds = Role::kPositionIds;
-inline constexpr Role kLayerWeights = Role::kScores;
-inline constexpr Role kAveragedWeights = Role::kPresentKey;
+// Its tensors besides Role::kQ, kK, kV, kMask, kKeyLengths and kY.
+inline constexpr Slot kInputIds = Slot::Input(0);
+inline constexpr Slot kLayerWeights = Slot::Output(0);
+inline constexpr Slot kAveragedWeights = Slot::Output(1);
 
 struct LayerConfig {
   int64_t embed_size = 0;                                     // E, of query

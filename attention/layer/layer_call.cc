@@ -11,7 +11,7 @@
 namespace rapt {
 namespace {
 
-constexpr std::pair<Role, const char*> kNames[] = {{Role::kQ, "query"},
+constexpr std::pair<Slot, const char*> kNames[] = {{Role::kQ, "query"},
                                                    {Role::kK, "key"},
                                                    {Role::kV, "value"},
                                                    {Role::kMask, "attn_mask"},
@@ -19,8 +19,8 @@ constexpr std::pair<Role, const char*> kNames[] = {{Role::kQ, "query"},
                                                    {kInputIds, "input_ids"}};
 
 absl::Status CheckSizes(const LayerCall& call) {
-  for (const auto& [role, name] : kNames) {
-    const std::optional<TensorSpec>& input = call.inputs[role];
+  for (const auto& [slot, name] : kNames) {
+    const std::optional<TensorSpec>& input = call.inputs[slot];
     if (!input) continue;
     RAPT_RETURN_IF_ERROR(ByteSize(name, *input).status());
   }

@@ -268,6 +268,8 @@ class LayerOperator final : public TensorOperator {
     return CheckLengths("nonpad_kv_seqlen", a.key_lengths, s_.batch, "key length", s_.tokens);
   }
 
+  SlotSet copied_inputs() const override { return {Role::kMask, kInputIds}; }
+
   void PlanTasks(Plan& plan) const override {
     if (s_.empty()) return;
     const auto layer = std::make_shared<LayerPlan>();

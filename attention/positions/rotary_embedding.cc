@@ -37,6 +37,8 @@ class RotaryEmbedding final : public TensorOperator {
     return ValidatePositions(keys_, Views(arguments), Names());
   }
 
+  SlotSet copied_inputs() const override { return {Role::kPositionIds}; }
+
   void PlanTasks(Plan& plan) const override {
     plan.stages = {Rotation::Tasks(keys_)};
     plan.worker_workspace_bytes = RoundUp(Rotation::WorkerBytes(keys_), kWorkspaceAlignment);

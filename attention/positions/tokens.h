@@ -1,4 +1,4 @@
-// The roles under which the operators of this folder take their tensors; the output is kY.
+// Tensors of the operators of this folder; the output is Role::kY.
 #ifndef RAPT_ATTENTION_POSITIONS_TOKENS_H_
 #define RAPT_ATTENTION_POSITIONS_TOKENS_H_
 
@@ -6,8 +6,8 @@
 
 namespace rapt {
 
-inline constexpr Role kTokens = Role::kQ;              // X
-inline constexpr Role kTokenTable = Role::kBiasTable;  // table of positional_encoding
+inline constexpr Slot kTokens = Slot::Input(0);      // X
+inline constexpr Slot kTokenTable = Slot::Input(1);  // table of positional_encoding
 
 }  // namespace rapt
 

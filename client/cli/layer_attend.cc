@@ -81,9 +81,9 @@ absl::StatusOr<LoadedInputs> Load(const LayerFlags& flags) {
   LoadedInputs loaded{*std::move(inputs)};
   auto& tensors = loaded.inputs.tensors;
   loaded.is_2d = tensors[Role::kQ]->shape.size() == 2;
-  for (Role role : {Role::kQ, Role::kK, Role::kV, kInputIds}) {
-    if (!loaded.is_2d || !tensors[role]) continue;
-    Shape& shape = tensors[role]->shape;
+  for (Slot slot : {Slot(Role::kQ), Slot(Role::kK), Slot(Role::kV), kInputIds}) {
+    if (!loaded.is_2d || !tensors[slot]) continue;
+    Shape& shape = tensors[slot]->shape;
     shape.insert(shape.begin(), 1);
   }
   return loaded;

@@ -96,22 +96,22 @@ class Outputs {
 };
 
 // Whether the tensor has a row for each token.
-bool HasTokens(Role role) {
-  return role == Role::kQ || role == Role::kK || role == Role::kV || role == linear::kDecay ||
-         role == linear::kBeta;
+bool HasTokens(Slot slot) {
+  return slot == Role::kQ || slot == Role::kK || slot == Role::kV || slot == linear::kDecay ||
+         slot == linear::kBeta;
 }
 
 // The part of a call with the tokens [begin, begin + count).
 LoadedLinearCall PartOf(const OperatorInputs& inputs, const LinearAttentionCall& attributes,
                         int64_t begin, int64_t count) {
   LoadedLinearCall part{.inputs = {}, .attributes = attributes};
-  for (Role role : kInputTensors) {
-    const std::optional<LoadedTensor>& tensor = inputs.tensors[role];
+  for (Slot slot : kInputTensors) {
+    const std::optional<LoadedTensor>& tensor = inputs.tensors[slot];
     if (!tensor) continue;
-    if (HasTokens(role)) {
-      part.inputs.tensors[role] = TokensOf(*tensor, begin, count);
+    if (HasTokens(slot)) {
+      part.inputs.tensors[slot] = TokensOf(*tensor, begin, count);
     } else if (begin == 0) {  // the server keeps it
-      part.inputs.tensors[role] = tensor;
+      part.inputs.tensors[slot] = tensor;
     }
   }
   part.inputs.key_lengths = inputs.key_lengths;
@@ -126,9 +126,9 @@ LoadedLinearCall PartOf(const OperatorInputs& inputs, const LinearAttentionCall&
 
 int64_t BytesOfTokens(const OperatorInputs& inputs) {
   int64_t bytes = 0;
-  for (Role role : kInputTensors) {
-    if (!HasTokens(role) || !inputs.tensors[role]) continue;
-    bytes += static_cast<int64_t>(inputs.View(role)->data.size());
+  for (Slot slot : kInputTensors) {
+    if (!HasTokens(slot) || !inputs.tensors[slot]) continue;
+    bytes += static_cast<int64_t>(inputs.View(slot)->data.size());
   }
   return bytes;
 }

@@ -8,15 +8,15 @@
 
 namespace rapt {
 
-std::optional<client::TensorView> OperatorInputs::View(Role role) const {
-  if (!tensors[role]) return std::nullopt;
-  return tensors[role]->view();
+std::optional<client::TensorView> OperatorInputs::View(Slot slot) const {
+  if (!tensors[slot]) return std::nullopt;
+  return tensors[slot]->view();
 }
 
 Arguments OperatorInputs::ToArguments() const {
   Arguments arguments;
-  for (Role role : kAllInputs) {
-    if (tensors[role]) arguments.inputs[role].data = tensors[role]->view().data.data();
+  for (Slot slot : kAllInputs) {
+    if (tensors[slot]) arguments.inputs[slot].data = tensors[slot]->view().data.data();
   }
   arguments.key_lengths = key_lengths;
   return arguments;
@@ -24,9 +24,9 @@ Arguments OperatorInputs::ToArguments() const {
 
 InputMap<std::optional<TensorSpec>> OperatorInputs::Specs() const {
   InputMap<std::optional<TensorSpec>> specs;
-  for (Role role : kAllInputs) {
-    if (!tensors[role]) continue;
-    specs[role] = TensorSpec{tensors[role]->dtype, tensors[role]->shape};
+  for (Slot slot : kAllInputs) {
+    if (!tensors[slot]) continue;
+    specs[slot] = TensorSpec{tensors[slot]->dtype, tensors[slot]->shape};
   }
   if (!key_lengths.empty()) {
     specs[Role::kKeyLengths] =
@@ -39,9 +39,9 @@ absl::StatusOr<OperatorInputs> LoadInputs(const std::vector<InputFile>& files,
                                           const std::optional<std::string>& key_lengths,
                                           const std::string& dtype) {
   OperatorInputs inputs;
-  for (const auto& [role, name, path, usual] : files) {
+  for (const auto& [slot, name, path, usual] : files) {
     if (!path) continue;
-    RAPT_ASSIGN_OR_RETURN(inputs.tensors[role], LoadTensor(*path, name, dtype, usual));
+    RAPT_ASSIGN_OR_RETURN(inputs.tensors[slot], LoadTensor(*path, name, dtype, usual));
   }
   if (!key_lengths) return inputs;
   RAPT_ASSIGN_OR_RETURN(inputs.key_lengths, LoadLengths(*key_lengths, "key_lengths"));

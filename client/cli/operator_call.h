@@ -22,14 +22,14 @@ struct OperatorInputs {
   std::vector<int64_t> key_lengths;  // empty: none
 
   // Refer to this object.
-  std::optional<client::TensorView> View(Role role) const;
+  std::optional<client::TensorView> View(Slot slot) const;
   Arguments ToArguments() const;
 
   InputMap<std::optional<TensorSpec>> Specs() const;
 };
 
 struct InputFile {
-  Role role;
+  Slot slot;
   const char* name;
   std::optional<std::string> path;  // absent: the call has no such input
   DType usual = DType::kFloat32;    // as in LoadTensor()

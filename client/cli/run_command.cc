@@ -191,12 +191,12 @@ absl::Status Load(const OperatorFlags& flags, LoadedInputs& loaded) {
   for (size_t n = 0; n < flags.inputs.size(); ++n) {
     const TensorSchema& row = flags.schema.inputs[n];
     if (!flags.inputs[n]) continue;
-    if (row.role == Role::kKeyLengths) {
+    if (row.slot == Role::kKeyLengths) {
       RAPT_ASSIGN_OR_RETURN(loaded.inputs.key_lengths,
                             LoadLengths(*flags.inputs[n], MemberOf(row)));
       continue;
     }
-    const DType usual = row.role == Role::kMask ? DType::kBool : row.dtype;
+    const DType usual = row.slot == Role::kMask ? DType::kBool : row.dtype;
     RAPT_ASSIGN_OR_RETURN(LoadedTensor tensor,
                           LoadTensor(*flags.inputs[n], MemberOf(row), flags.dtype, usual));
     const auto rank = static_cast<int>(tensor.shape.size());
@@ -204,7 +204,7 @@ absl::Status Load(const OperatorFlags& flags, LoadedInputs& loaded) {
       if (n == 0) loaded.added_axes = row.rank - rank;
       tensor.shape.insert(tensor.shape.begin(), row.rank - rank, 1);
     }
-    loaded.inputs.tensors[row.role] = std::move(tensor);
+    loaded.inputs.tensors[row.slot] = std::move(tensor);
   }
   return absl::OkStatus();
 }
@@ -248,7 +248,7 @@ absl::StatusOr<BoundCall> Check(const OperatorFlags& flags, const LoadedInputs& 
   RAPT_ASSIGN_OR_RETURN(BoundCall bound, flags.call->Bind());
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     const TensorSchema& row = flags.schema.outputs[n];
-    if (IsWanted(flags, n) && !bound.outputs()[row.role]) return NoOutput(row);
+    if (IsWanted(flags, n) && !bound.outputs()[row.slot]) return NoOutput(row);
   }
   return bound;
 }
@@ -261,7 +261,7 @@ absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInput
   Report report{.outputs = {}, .backend = computed.backend, .plan = computed.plan};
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     if (!IsWanted(flags, n)) continue;
-    const client::Tensor& output = *computed.outputs[flags.schema.outputs[n].role];
+    const client::Tensor& output = *computed.outputs[flags.schema.outputs[n].slot];
     RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, output, report));
   }
   return report;
@@ -272,9 +272,9 @@ absl::StatusOr<Report> Send(const OperatorFlags& flags, const LoadedInputs& load
   ModelCall call{.model = std::string(flags.schema.name), .parameters = flags.parameters};
   for (const TensorSchema& row : flags.schema.inputs) {
     const std::vector<int64_t>& lengths = loaded.inputs.key_lengths;
-    if (const auto view = loaded.inputs.View(row.role)) {
+    if (const auto view = loaded.inputs.View(row.slot)) {
       call.inputs.emplace_back(row.name, *view);
-    } else if (row.role == Role::kKeyLengths && !lengths.empty()) {
+    } else if (row.slot == Role::kKeyLengths && !lengths.empty()) {
       const Shape shape = {static_cast<int64_t>(lengths.size())};
       call.inputs.emplace_back(row.name, client::View<int64_t>(shape, lengths));
     }
@@ -300,14 +300,14 @@ absl::StatusOr<Report> SendInChunks(const OperatorFlags& flags, const LoadedInpu
                         StreamTokens(loaded.inputs, flags.linear->call, flags.caller, server));
   Report report{
       .outputs = {}, .backend = result.backend, .plan = result.plan, .path = client::Path::kStream};
-  const std::pair<Role, const client::Tensor*> outputs[] = {
+  const std::pair<Slot, const client::Tensor*> outputs[] = {
       {Role::kY, &result.output},
       {linear::kPresentState, result.present_state ? &*result.present_state : nullptr},
       {linear::kPresentNormalizer,
        result.present_normalizer ? &*result.present_normalizer : nullptr}};
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
-    for (const auto& [role, tensor] : outputs) {
-      if (tensor == nullptr || role != flags.schema.outputs[n].role) continue;
+    for (const auto& [slot, tensor] : outputs) {
+      if (tensor == nullptr || slot != flags.schema.outputs[n].slot) continue;
       RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, *tensor, report));
     }
   }

@@ -17,9 +17,9 @@ constexpr int64_t kMaxResponseBytes = std::numeric_limits<int32_t>::max() - 64 *
 
 }  // namespace
 
-absl::InlinedVector<const TensorSpec*, 4> OutputsOf(const TensorOperator& op, RoleSet roles) {
+absl::InlinedVector<const TensorSpec*, 4> OutputsOf(const TensorOperator& op, SlotSet slots) {
   absl::InlinedVector<const TensorSpec*, 4> outputs;
-  for (const Role role : roles) outputs.push_back(&*op.outputs()[role]);
+  for (const Slot slot : slots) outputs.push_back(&*op.outputs()[slot]);
   return outputs;
 }
 

@@ -14,7 +14,7 @@
 namespace rapt {
 
 // Returns those outputs of an operator. REQUIRES: it has them.
-absl::InlinedVector<const TensorSpec*, 4> OutputsOf(const TensorOperator& op, RoleSet roles);
+absl::InlinedVector<const TensorSpec*, 4> OutputsOf(const TensorOperator& op, SlotSet slots);
 
 // Returns the bytes of these tensors together; nullopt if they exceed int64_t. InvalidArgument if
 // those of one do.

@@ -107,7 +107,7 @@ void Operator(const native::OperatorCodec& codec, const MessageBytes& message,
   auto request = codec.Decode(message, shared_memory);
   if (!request.ok()) return CheckRefusal(request.status());
   const auto op = request->tensor_operator;
-  const RoleSet outputs = request->Outputs();
+  const SlotSet outputs = request->Outputs();
   const Result result = Compute(*std::move(request));
   if (!result.status.ok()) return CheckRefusal(result.status);
   const std::unique_ptr<google::protobuf::Message> response(codec.response().New());

@@ -34,12 +34,12 @@ struct Call {
   InputMap<std::optional<Tensor>> inputs;
 };
 
-void Add(Call& call, Role role, v1::Tensor& field, const Shape& shape, double low, double high,
+void Add(Call& call, Slot slot, v1::Tensor& field, const Shape& shape, double low, double high,
          Rng& rng) {
-  call.call.inputs[role] = TensorSpec{DType::kFloat32, shape};
+  call.call.inputs[slot] = TensorSpec{DType::kFloat32, shape};
   Dims dims = {1, 1, 1, 1};
   std::copy(shape.begin(), shape.end(), dims.end() - static_cast<int64_t>(shape.size()));
-  Tensor& tensor = call.inputs[role].emplace(DType::kFloat32, dims);
+  Tensor& tensor = call.inputs[slot].emplace(DType::kFloat32, dims);
   tensor.FillUniform(rng, low, high);
   field = ToMessage(tensor);
   field.mutable_shape()->Assign(shape.begin(), shape.end());
@@ -70,10 +70,10 @@ Call Favor() {
   Call c;
   Rng rng(2);
   v1::LinearAttendRequest& m = c.message;
-  for (const auto& [role, field] :
+  for (const auto& [slot, field] :
        {std::pair(Role::kQ, m.mutable_query()), std::pair(Role::kK, m.mutable_key()),
         std::pair(Role::kV, m.mutable_value())}) {
-    Add(c, role, *field, {kBatch, kTokens, kHeads * kKeySize}, -1, 1, rng);
+    Add(c, slot, *field, {kBatch, kTokens, kHeads * kKeySize}, -1, 1, rng);
   }
   m.set_q_num_heads(kHeads);
   m.set_kv_num_heads(kHeads);
@@ -99,14 +99,14 @@ Call Favor() {
 OutputMap<std::string> Compute(const Call& c) {
   const auto op = MakeLinearAttention(c.call).value();
   Arguments arguments;
-  for (Role role : kInputs) {
-    if (c.inputs[role]) arguments.inputs[role] = c.inputs[role]->View();
+  for (Slot slot : kInputs) {
+    if (c.inputs[slot]) arguments.inputs[slot] = c.inputs[slot]->View();
   }
   OutputMap<std::string> outputs;
-  for (Role role : kOutputs) {
-    if (!op->outputs()[role]) continue;
-    outputs[role].resize(static_cast<size_t>(ByteSize("", *op->outputs()[role]).value()));
-    arguments.outputs[role].data = reinterpret_cast<std::byte*>(outputs[role].data());
+  for (Slot slot : kOutputs) {
+    if (!op->outputs()[slot]) continue;
+    outputs[slot].resize(static_cast<size_t>(ByteSize("", *op->outputs()[slot]).value()));
+    arguments.outputs[slot].data = reinterpret_cast<std::byte*>(outputs[slot].data());
   }
   RunOperator(*op, arguments, {.threads = 2});
   return outputs;
@@ -286,13 +286,13 @@ TEST_F(LinearAttendTest, AStateContinuesTheCall) {
   v1::LinearAttendRequest request = all.message;
   v1::LinearAttendResponse last;
   for (const auto& [begin, count] : {std::pair<int64_t, int64_t>(0, 29), {29, 1}}) {
-    for (const auto& [role, field] :
-         {std::pair(Role::kQ, request.mutable_query()), std::pair(Role::kK, request.mutable_key()),
-          std::pair(Role::kV, request.mutable_value()),
-          std::pair(linear::kDecay, request.mutable_decay()),
-          std::pair(linear::kBeta, request.mutable_beta())}) {
+    for (const auto& [slot, field] : {std::pair(Slot(Role::kQ), request.mutable_query()),
+                                      std::pair(Slot(Role::kK), request.mutable_key()),
+                                      std::pair(Slot(Role::kV), request.mutable_value()),
+                                      std::pair(linear::kDecay, request.mutable_decay()),
+                                      std::pair(linear::kBeta, request.mutable_beta())}) {
       const int64_t width = field->shape(2);
-      *field = ToMessage(SliceAxis(*all.inputs[role], 2, begin, count));
+      *field = ToMessage(SliceAxis(*all.inputs[slot], 2, begin, count));
       const Shape shape = {kBatch, count, width};
       field->mutable_shape()->Assign(shape.begin(), shape.end());
     }

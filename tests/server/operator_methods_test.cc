@@ -171,7 +171,7 @@ std::unique_ptr<pb::Message> RequestOf(const Case& c) {
   EXPECT_TRUE(pb::TextFormat::ParseFromString(text, request.get())) << text;
   std::mt19937 rng(7);
   for (const TensorSchema& input : native::CodecOf(c.method).schema().inputs) {
-    if (input.role == Role::kKeyLengths || TensorOf(*request, input.name) == nullptr) continue;
+    if (input.slot == Role::kKeyLengths || TensorOf(*request, input.name) == nullptr) continue;
     Fill(static_cast<v1::Tensor&>(*request->GetReflection()->MutableMessage(
              request.get(), FieldOf(*request, input.name))),
          rng);
@@ -224,7 +224,7 @@ inference::ModelInferRequest InferOf(const OperatorSchema& schema, const pb::Mes
   infer.set_model_name(std::string(schema.name));
   const pb::Reflection& get = *request.GetReflection();
   for (const TensorSchema& input : schema.inputs) {
-    if (input.role == Role::kKeyLengths) {
+    if (input.slot == Role::kKeyLengths) {
       const pb::FieldDescriptor* const field = FieldOf(request, input.name);
       std::vector<int64_t> values;
       for (int n = 0; n < get.FieldSize(request, field); ++n) {

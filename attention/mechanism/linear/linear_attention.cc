@@ -19,10 +19,10 @@
 namespace rapt {
 namespace linear {
 
-absl::string_view NameOf(Role role) {
+absl::string_view NameOf(Slot slot) {
   for (const auto& tensors : {kLinearAttention.inputs, kLinearAttention.outputs}) {
     for (const TensorSchema& tensor : tensors) {
-      if (tensor.role == role) return tensor.name;
+      if (tensor.slot == slot) return tensor.name;
     }
   }
   return "";
@@ -70,12 +70,12 @@ struct Sizes {
 // ---- Validation ---------------------------------------------------------------------------------
 
 absl::Status CheckPresence(const LinearAttentionCall& call) {
-  for (Role role : kInputs) {
-    const std::optional<TensorSpec>& spec = call.inputs[role];
+  for (Slot slot : kInputs) {
+    const std::optional<TensorSpec>& spec = call.inputs[slot];
     if (!spec) continue;
-    const absl::string_view name = linear::NameOf(role);
+    const absl::string_view name = linear::NameOf(slot);
     RAPT_RETURN_IF_ERROR(ByteSize(name, *spec).status());
-    const bool is_length = role == Role::kKeyLengths;
+    const bool is_length = slot == Role::kKeyLengths;
     if (is_length && spec->dtype != DType::kInt64) {
       return Invalid(name, " has type ", NameOf(spec->dtype), "; it must be INT64");
     }
@@ -84,9 +84,9 @@ absl::Status CheckPresence(const LinearAttentionCall& call) {
                      "; it must be FP16, BF16, FP32 or FP64");
     }
   }
-  for (Role role : {Role::kQ, Role::kK, Role::kV}) {
-    const std::optional<TensorSpec>& spec = call.inputs[role];
-    const absl::string_view name = linear::NameOf(role);
+  for (Slot slot : {Role::kQ, Role::kK, Role::kV}) {
+    const std::optional<TensorSpec>& spec = call.inputs[slot];
+    const absl::string_view name = linear::NameOf(slot);
     if (!spec) return Invalid(name, " is missing");
     if (spec->shape.size() != 3) {
       return Invalid(name, " has shape ", ToString(spec->shape), "; it must be [B, T, H * d]");
@@ -100,12 +100,12 @@ absl::Status CheckPresence(const LinearAttentionCall& call) {
 }
 
 // Returns the size of a head in the last axis.
-absl::StatusOr<int64_t> HeadSize(const LinearAttentionCall& call, Role role, int64_t heads,
+absl::StatusOr<int64_t> HeadSize(const LinearAttentionCall& call, Slot slot, int64_t heads,
                                  absl::string_view attribute) {
-  const Shape& shape = call.inputs[role]->shape;
+  const Shape& shape = call.inputs[slot]->shape;
   if (heads < 1 || heads > kMostHeads || shape[2] % heads != 0 || shape[2] / heads < 1 ||
       shape[2] / heads > kMostSize) {
-    return Invalid(attribute, " is ", heads, "; with ", linear::NameOf(role), " ", ToString(shape),
+    return Invalid(attribute, " is ", heads, "; with ", linear::NameOf(slot), " ", ToString(shape),
                    " it must be from 1 to ", kMostHeads, " and divide ", shape[2],
                    " into heads of 1 to ", kMostSize);
   }
@@ -118,10 +118,10 @@ absl::StatusOr<Sizes> ReadSizes(const LinearAttentionCall& call) {
                  .length = query[1],
                  .query_heads = call.q_num_heads,
                  .kv_heads = call.kv_num_heads};
-  for (Role role : {Role::kK, Role::kV}) {
-    const Shape& shape = call.inputs[role]->shape;
+  for (Slot slot : {Role::kK, Role::kV}) {
+    const Shape& shape = call.inputs[slot]->shape;
     if (shape[0] == query[0] && shape[1] == query[1]) continue;
-    return Invalid(linear::NameOf(role), " has shape ", ToString(shape),
+    return Invalid(linear::NameOf(slot), " has shape ", ToString(shape),
                    "; its first axes must be [", query[0], ", ", query[1], "], as query's");
   }
   RAPT_ASSIGN_OR_RETURN(const auto query_size,
@@ -142,18 +142,18 @@ absl::StatusOr<Sizes> ReadSizes(const LinearAttentionCall& call) {
   return sizes;
 }
 
-absl::Status CheckShape(const LinearAttentionCall& call, Role role, const Shape& shape) {
-  const std::optional<TensorSpec>& spec = call.inputs[role];
+absl::Status CheckShape(const LinearAttentionCall& call, Slot slot, const Shape& shape) {
+  const std::optional<TensorSpec>& spec = call.inputs[slot];
   if (!spec || spec->shape == shape) return absl::OkStatus();
-  return Invalid(linear::NameOf(role), " has shape ", ToString(spec->shape), "; it must be ",
+  return Invalid(linear::NameOf(slot), " has shape ", ToString(spec->shape), "; it must be ",
                  ToString(shape));
 }
 
-absl::Status CheckShapes(const LinearAttentionCall& call, const Sizes& s, Role role,
+absl::Status CheckShapes(const LinearAttentionCall& call, const Sizes& s, Slot slot,
                          const Shape& shape, const Shape& other) {
-  const std::optional<TensorSpec>& spec = call.inputs[role];
+  const std::optional<TensorSpec>& spec = call.inputs[slot];
   if (!spec || spec->shape == shape || spec->shape == other) return absl::OkStatus();
-  return Invalid(linear::NameOf(role), " has shape ", ToString(spec->shape), "; it must be ",
+  return Invalid(linear::NameOf(slot), " has shape ", ToString(spec->shape), "; it must be ",
                  ToString(shape), " or ", ToString(other), ", with kv_num_heads ", s.kv_heads);
 }
 
@@ -170,9 +170,9 @@ absl::Status CheckOtherShapes(const LinearAttentionCall& call, const Sizes& s) {
 }
 
 // A tensor that must be given if and only if the call needs it.
-absl::Status CheckNeeded(const LinearAttentionCall& call, Role role, bool needed) {
-  if (call.inputs[role].has_value() == needed) return absl::OkStatus();
-  return Invalid(linear::NameOf(role), needed ? " is missing" : " is given", "; update_rule is ",
+absl::Status CheckNeeded(const LinearAttentionCall& call, Slot slot, bool needed) {
+  if (call.inputs[slot].has_value() == needed) return absl::OkStatus();
+  return Invalid(linear::NameOf(slot), needed ? " is missing" : " is given", "; update_rule is ",
                  NameOf(call.update_rule),
                  needed ? ", which needs it" : ", which does not take it");
 }
@@ -311,9 +311,9 @@ class LinearAttention final : public TensorOperator {
 
   // The sizes of the outputs overflow in few calls whose inputs do not.
   absl::Status CheckOutputs() const {
-    for (const auto& [role, spec] :
-         {std::pair(Role::kY, *outputs_[Role::kY]), std::pair(kPresentState, StateSpec())}) {
-      RAPT_RETURN_IF_ERROR(ByteSize(linear::NameOf(role), spec).status());
+    for (const auto& [slot, spec] :
+         {std::pair(Slot(Role::kY), *outputs_[Role::kY]), std::pair(kPresentState, StateSpec())}) {
+      RAPT_RETURN_IF_ERROR(ByteSize(linear::NameOf(slot), spec).status());
     }
     return absl::OkStatus();
   }
@@ -470,9 +470,9 @@ class LinearAttention final : public TensorOperator {
     const int64_t first = block * columns;
     LinearTask task = TaskOfSizes();
     task.columns = std::min(columns, s_.value_size - first);
-    const auto rows = [&](Role role, int64_t size, int64_t offset) {
-      const TensorSpec& spec = *call_.inputs[role];
-      return RowsOf(a.inputs[role].data, spec.dtype, spec.shape[2], b * s_.length,
+    const auto rows = [&](Slot slot, int64_t size, int64_t offset) {
+      const TensorSpec& spec = *call_.inputs[slot];
+      return RowsOf(a.inputs[slot].data, spec.dtype, spec.shape[2], b * s_.length,
                     spec.shape[2] == 1 ? 0 : head * size + offset);
     };
     task.query = rows(Role::kQ, Group() * s_.key_size, 0);
@@ -568,9 +568,9 @@ class LinearAttention final : public TensorOperator {
   }
 
   // Number `n` of a token of Q, K or V.
-  double Number(const Arguments& a, Role role, int64_t b, int64_t t, int64_t n) const {
-    const int64_t width = call_.inputs[role]->shape[2];
-    return LoadElement(a.inputs[role].data, dtype_, (b * s_.length + t) * width + n);
+  double Number(const Arguments& a, Slot slot, int64_t b, int64_t t, int64_t n) const {
+    const int64_t width = call_.inputs[slot]->shape[2];
+    return LoadElement(a.inputs[slot].data, dtype_, (b * s_.length + t) * width + n);
   }
 
   // Sets `output` to softmax(query . K) V over the first `keys` tokens, in float64. Returns false
@@ -642,7 +642,7 @@ constexpr TensorSchema kLinearOutputs[] = {
     WantedBy<&LinearAttentionCall::wants_present_normalizer>(TensorRow(
         "present_normalizer", linear::kPresentNormalizer, 3, "its normalizer, as past_normalizer")),
     {.name = "relative_error",
-     .role = linear::kRelativeError,
+     .slot = linear::kRelativeError,
      .dtype = DType::kFloat32,
      .rank = 1,
      .follows = "error_rows",

@@ -19,20 +19,20 @@
 
 namespace rapt {
 
-// The roles of its tensors, besides kQ, kK, kV, kKeyLengths and kY. T is the number of tokens;
-// features are d_k, or favor's num_features m.
+// Its tensors besides Role::kQ, kK, kV, kKeyLengths and kY. T is the number of tokens; features are
+// d_k, or favor's num_features m.
 namespace linear {
-inline constexpr Role kPastState = Role::kPastKey;         // [B, Hkv, features, d_v]
-inline constexpr Role kPastNormalizer = Role::kPastValue;  // [B, Hkv, features]
-inline constexpr Role kDecay = Role::kBias;                // [B, T, Hkv] or [B, T, Hkv * d_k]
-inline constexpr Role kBeta = Role::kAdditiveWeight;       // [B, T, Hkv] or [B, T, 1]
-inline constexpr Role kProjection = Role::kRelativeKeys;   // [m, d_k]
-inline constexpr Role kPresentState = Role::kPresentKey;   // as kPastState
-inline constexpr Role kPresentNormalizer = Role::kPresentValue;
-inline constexpr Role kRelativeError = Role::kLse;  // [1], FP32
+inline constexpr Slot kPastState = Slot::Input(0);       // [B, Hkv, features, d_v]
+inline constexpr Slot kPastNormalizer = Slot::Input(1);  // [B, Hkv, features]
+inline constexpr Slot kDecay = Slot::Input(2);           // [B, T, Hkv] or [B, T, Hkv * d_k]
+inline constexpr Slot kBeta = Slot::Input(3);            // [B, T, Hkv] or [B, T, 1]
+inline constexpr Slot kProjection = Slot::Input(4);      // [m, d_k]
+inline constexpr Slot kPresentState = Slot::Output(0);   // as kPastState
+inline constexpr Slot kPresentNormalizer = Slot::Output(1);
+inline constexpr Slot kRelativeError = Slot::Output(2);  // [1], FP32
 
-// Returns ONNX's name, or ours where ONNX has none; empty for other roles.
-absl::string_view NameOf(Role role);
+// Returns ONNX's name, or ours where ONNX has none; empty for other slots.
+absl::string_view NameOf(Slot slot);
 }  // namespace linear
 
 extern const OperatorSchema kLinearAttention;

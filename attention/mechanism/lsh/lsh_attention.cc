@@ -79,13 +79,13 @@ absl::Status CheckInputs(const LshAttentionCall& call) {
     return Invalid("K is given; in form 'reformer' the queries Q are the keys");
   }
   if (!in[Role::kV]) return Invalid("V is missing");
-  for (const auto& [role, name] : {std::pair{Role::kQ, "Q"},
+  for (const auto& [slot, name] : {std::pair{Slot(Role::kQ), "Q"},
                                    {Role::kK, "K"},
                                    {Role::kV, "V"},
                                    {kLshRotations, "rotations"},
                                    {Role::kKeyLengths, "nonpad_kv_seqlen"}}) {
-    if (!in[role]) continue;
-    RAPT_RETURN_IF_ERROR(ByteSize(name, *in[role]).status());
+    if (!in[slot]) continue;
+    RAPT_RETURN_IF_ERROR(ByteSize(name, *in[slot]).status());
   }
   return absl::OkStatus();
 }
@@ -245,7 +245,7 @@ constexpr TensorSchema kLshInputs[] = {
     Required(TensorRow("Q", Role::kQ, 4, "[B, H, S, D]: queries; of form reformer also keys")),
     Required(TensorRow("V", Role::kV, 4, "[B, H, S, Dv]")),
     {.name = "K",
-     .role = Role::kK,
+     .slot = Role::kK,
      .dtype = DType::kFloat32,
      .rank = 4,
      .unlisted = true,

@@ -1,4 +1,4 @@
-// The sizes of a valid call of lsh_attention, and the roles under which it takes its tensors.
+// The sizes of a valid call of lsh_attention, and the tensors that attention does not have.
 #ifndef RAPT_ATTENTION_MECHANISM_LSH_LSH_SHAPE_H_
 #define RAPT_ATTENTION_MECHANISM_LSH_LSH_SHAPE_H_
 
@@ -11,8 +11,8 @@
 
 namespace rapt {
 
-inline constexpr Role kLshRotations = Role::kRelativeKeys;
-inline constexpr Role kLshBuckets = Role::kPresentKey;
+inline constexpr Slot kLshRotations = Slot::Input(0);
+inline constexpr Slot kLshBuckets = Slot::Output(0);
 
 // The score of a token with itself in the Reformer.
 inline constexpr double kLshSelfScore = -1e5;

@@ -293,14 +293,14 @@ absl::StatusOr<std::vector<int64_t>> ReadKeyLengths(const InputBytes& bytes) {
   return lengths;
 }
 
-absl::Status ReadInput(InputReading& reading, int index, Role role,
+absl::Status ReadInput(InputReading& reading, int index, Slot slot,
                        const std::optional<SharedReference>& shared,
                        InputMap<std::optional<TensorSpec>>& specs, Request& request) {
   RAPT_ASSIGN_OR_RETURN(TensorSpec spec, ReadSpec(reading.fields.message.inputs(index)));
   RAPT_ASSIGN_OR_RETURN(InputBytes bytes, ReadBytes(reading, index, spec, shared));
-  if (role != Role::kKeyLengths) {
-    request.inputs[role] = bytes;
-    if (role == Role::kMask && IsInteger(spec.dtype) && IsAttention(request.model)) {
+  if (slot != Role::kKeyLengths) {
+    request.inputs[slot] = bytes;
+    if (slot == Role::kMask && IsInteger(spec.dtype) && IsAttention(request.model)) {
       ConvertIntegerMask(absl::StrCat("input ", reading.fields.message.inputs(index).name()), spec,
                          request);
       spec.dtype = DType::kBool;
@@ -308,22 +308,22 @@ absl::Status ReadInput(InputReading& reading, int index, Role role,
   } else if (spec.dtype == DType::kInt64) {  // otherwise Resolve() rejects it
     RAPT_ASSIGN_OR_RETURN(request.key_lengths, ReadKeyLengths(bytes));
   }
-  specs[role] = std::move(spec);
+  specs[slot] = std::move(spec);
   return absl::OkStatus();
 }
 
-using Roles = absl::InlinedVector<Role, 4>;
+using Slots = absl::InlinedVector<Slot, 4>;
 
-// `seen` are the roles of the preceding inputs.
-absl::StatusOr<Role> RoleOf(const InputTensor& input, const ModelInfo& model, const Roles& seen) {
+// `seen` are the slots of the preceding inputs.
+absl::StatusOr<Slot> SlotOf(const InputTensor& input, const ModelInfo& model, const Slots& seen) {
   const ModelTensor* const tensor = FindTensor(model.inputs, input.name());
   if (tensor == nullptr) {
     return Invalid("unknown input ", input.name(), "; the inputs are ", NamesOf(model.inputs));
   }
-  if (std::find(seen.begin(), seen.end(), tensor->role) != seen.end()) {
+  if (std::find(seen.begin(), seen.end(), tensor->slot) != seen.end()) {
     return Invalid("input ", input.name(), " is given twice");
   }
-  return tensor->role;
+  return tensor->slot;
 }
 
 // Returns the shared memory reference of each input.
@@ -342,10 +342,10 @@ absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
 absl::Status ReadInputs(const Fields& fields, const ModelInfo& model, SharedTensors& shared_tensors,
                         InputMap<std::optional<TensorSpec>>& specs, Request& request) {
   const ModelInferRequest& message = fields.message;
-  Roles roles;
+  Slots slots;
   for (const InputTensor& input : message.inputs()) {
-    RAPT_ASSIGN_OR_RETURN(const Role role, RoleOf(input, model, roles));
-    roles.push_back(role);
+    RAPT_ASSIGN_OR_RETURN(const Slot slot, SlotOf(input, model, slots));
+    slots.push_back(slot);
   }
   RAPT_ASSIGN_OR_RETURN(const auto references, ReadReferences(message));
   const auto in_message =
@@ -355,7 +355,7 @@ absl::Status ReadInputs(const Fields& fields, const ModelInfo& model, SharedTens
     if (!fields.raw.empty() && reading.raw_used == fields.raw.size() && !references[i]) {
       return WrongRawCount(fields, in_message);
     }
-    RAPT_RETURN_IF_ERROR(ReadInput(reading, i, roles[i], references[i], specs, request));
+    RAPT_RETURN_IF_ERROR(ReadInput(reading, i, slots[i], references[i], specs, request));
   }
   if (reading.raw_used != fields.raw.size()) return WrongRawCount(fields, in_message);
   return absl::OkStatus();
@@ -364,25 +364,27 @@ absl::Status ReadInputs(const Fields& fields, const ModelInfo& model, SharedTens
 // An output that the message requests.
 struct OutputRequest {
   absl::string_view name;
-  Role role;
+  Slot slot;
   std::optional<SharedReference> shared;
 };
 
 using OutputRequests = absl::InlinedVector<OutputRequest, 1>;
 
-bool Contains(const OutputRequests& all, Role role) {
+bool Contains(const OutputRequests& all, Slot slot) {
   return std::any_of(all.begin(), all.end(),
-                     [&](const OutputRequest& request) { return request.role == role; });
+                     [&](const OutputRequest& request) { return request.slot == slot; });
 }
 
 // Those of a message that requests none.
 OutputRequests UsualOutputs(const ModelInfo& model, const Calls& calls) {
-  RoleSet usual;
-  usual.Add(Role::kY);
-  if (model.model == Model::kAttentionBackward) usual = UsualGradients(AttentionOf(*calls.call));
+  SlotSet usual = {Role::kY};
+  if (model.model == Model::kAttentionBackward) {
+    usual = {};
+    usual.Add(UsualGradients(AttentionOf(*calls.call)));
+  }
   OutputRequests all;
   for (const ModelTensor& output : model.outputs) {
-    if (usual.contains(output.role)) all.push_back({output.name, output.role, std::nullopt});
+    if (usual.contains(output.slot)) all.push_back({output.name, output.slot, std::nullopt});
   }
   return all;
 }
@@ -396,7 +398,7 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
       return Invalid("unknown output ", output.name(), "; the outputs are ",
                      NamesOf(model.outputs));
     }
-    if (Contains(all, tensor->role)) {
+    if (Contains(all, tensor->slot)) {
       return Invalid("output ", output.name(), " is requested twice");
     }
     if (output.parameters().count(kClassificationParameter) > 0) {
@@ -405,7 +407,7 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
     }
     RAPT_ASSIGN_OR_RETURN(auto shared, ReadTensorParameters(absl::StrCat("output ", output.name()),
                                                             output.parameters()));
-    all.push_back({tensor->name, tensor->role, std::move(shared)});
+    all.push_back({tensor->name, tensor->slot, std::move(shared)});
   }
   return all;
 }
@@ -413,8 +415,8 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
 // Sets what a call of a layer computes: the weights of each head or their mean.
 void RequestOutputs(OutputRequests& all, Calls& calls) {
   for (OutputRequest& request : all) {
-    if (request.role != kLayerWeights) continue;
-    if (calls.average_attn_weights) request.role = kAveragedWeights;
+    if (request.slot != kLayerWeights) continue;
+    if (calls.average_attn_weights) request.slot = kAveragedWeights;
     calls.layer->wants_weights = !calls.average_attn_weights;
     calls.layer->wants_averaged_weights = calls.average_attn_weights;
   }
@@ -425,7 +427,7 @@ void RequestOutputs(const ModelId& model, OutputRequests& all, Calls& calls) {
   if (model == Model::kLayer) return RequestOutputs(all, calls);
   if (model.schema != nullptr) {
     for (const TensorSchema& output : model.schema->outputs) {
-      if (output.want != nullptr && Contains(all, output.role)) output.want(*calls.call);
+      if (output.want != nullptr && Contains(all, output.slot)) output.want(*calls.call);
     }
     return;
   }
@@ -436,21 +438,21 @@ void RequestOutputs(const ModelId& model, OutputRequests& all, Calls& calls) {
 absl::Status PlaceOutputs(const InferFields& fields, SharedTensors& shared_tensors,
                           DecodedInfer& decoded) {
   absl::InlinedVector<const TensorSpec*, 5> in_message, all;
-  const RoleSet available = decoded.request.Outputs();
+  const SlotSet available = decoded.request.Outputs();
   for (RequestedOutput& output : decoded.outputs) {
-    if (!available.contains(output.role)) {
+    if (!available.contains(output.slot)) {
       const OperatorSchema* const schema = decoded.model.schema;
       return schema != nullptr ? NoOutput(*FindTensor(schema->outputs, output.name))
                                : Invalid("output ", output.name, " is not one of this call");
     }
-    output.spec = decoded.request.call.outputs[output.role];
-    if (decoded.session) output.spec = SessionOutput(*decoded.session, output.role, output.spec);
+    output.spec = decoded.request.call.outputs[output.slot];
+    if (decoded.session) output.spec = SessionOutput(*decoded.session, output.slot, output.spec);
     all.push_back(output.shared ? nullptr : &output.spec);
     if (!output.shared) {
       in_message.push_back(&output.spec);
       continue;
     }
-    RAPT_ASSIGN_OR_RETURN(decoded.request.places[output.role],
+    RAPT_ASSIGN_OR_RETURN(decoded.request.places[output.slot],
                           shared_tensors.FindOutput(absl::StrCat("output ", output.name),
                                                     *output.shared, output.spec));
   }
@@ -519,7 +521,7 @@ absl::Status Decode(std::shared_ptr<const InferFields> fields, const ModelInfo& 
 
   decoded.model = decoded.request.model = model;
   for (const OutputRequest& output : requested) {
-    decoded.outputs.push_back({output.name, output.role, {}, output.shared});
+    decoded.outputs.push_back({output.name, output.slot, {}, output.shared});
   }
   SharedTensors shared_tensors(shared_memory);
   absl::Status status = ReadInputs(*fields, info, shared_tensors, calls.inputs(), decoded.request);
@@ -604,13 +606,13 @@ ResponseMessage Encode(const DecodedInfer& decoded, const Result& result, bool i
     parameters[kRegionParameter].set_string_param(output.shared->region);
     parameters[kRegionOffsetParameter].set_int64_param(output.shared->offset);
     parameters[kRegionBytesParameter].set_int64_param(
-        static_cast<int64_t>(result.outputs[output.role].bytes.size()));
+        static_cast<int64_t>(result.outputs[output.slot].bytes.size()));
   }
   ResponseMessage response;
   std::string header = fields.SerializeAsString();
   for (const RequestedOutput& output : decoded.outputs) {
     // Clients expect an entry for each output; it is empty for outputs in shared memory.
-    const OutputBuffer payload = output.shared ? OutputBuffer{} : result.outputs[output.role];
+    const OutputBuffer payload = output.shared ? OutputBuffer{} : result.outputs[output.slot];
     wire::AppendFieldHeader(kRawOutputField, static_cast<int64_t>(payload.bytes.size()), header);
     response.Append(std::exchange(header, {}));
     response.Append(payload);

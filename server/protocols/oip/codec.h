@@ -22,7 +22,7 @@ namespace rapt::oip {
 // An output that the request names.
 struct RequestedOutput {
   absl::string_view name;  // in the model
-  Role role;
+  Slot slot;
   TensorSpec spec;
   std::optional<SharedReference> shared = {};  // its destination instead of the response
 };

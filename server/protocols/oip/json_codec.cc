@@ -581,7 +581,7 @@ absl::StatusOr<JsonAnswer> EncodeJsonInfer(const BinaryOutputs& binary, const De
                   kModelVersion, "\",\"outputs\":[");
   for (size_t i = 0; i < decoded.outputs.size(); ++i) {
     const RequestedOutput& output = decoded.outputs[i];
-    const OutputBuffer& buffer = result.outputs[output.role];
+    const OutputBuffer& buffer = result.outputs[output.slot];
     absl::StrAppend(&json, i > 0 ? "," : "", "{\"name\":\"", output.name, "\",\"datatype\":\"",
                     NameOf(output.spec.dtype), "\",\"shape\":[",
                     absl::StrJoin(output.spec.shape, ","), "]");

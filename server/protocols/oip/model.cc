@@ -24,12 +24,12 @@ ModelInfo Operator(const OperatorSchema& schema) {
 ModelInfo AttentionSession() {
   ModelInfo model{.model = Model::kAttentionSession, .inputs = {}, .outputs = {}};
   for (const ModelTensor& input : AttentionSchema().inputs) {
-    const bool has = input.role == Role::kQ || input.role == Role::kK || input.role == Role::kV;
+    const bool has = input.slot == Role::kQ || input.slot == Role::kK || input.slot == Role::kV;
     if (has) model.inputs.push_back(input);
   }
   model.inputs.front().required = false;
   for (const ModelTensor& output : AttentionSchema().outputs) {
-    if (output.role == Role::kY || output.role == Role::kLse) model.outputs.push_back(output);
+    if (output.slot == Role::kY || output.slot == Role::kLse) model.outputs.push_back(output);
   }
   return model;
 }

@@ -213,10 +213,10 @@ absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters
   return call;
 }
 
-TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& computed) {
+TensorSpec SessionOutput(const SessionCall& call, Slot output, const TensorSpec& computed) {
   if (call.layer) return computed;
   const Shape& s = computed.shape;
-  if (role == Role::kLse || call.attend.q.heads_first) {
+  if (output == Role::kLse || call.attend.q.heads_first) {
     Shape shape = {1};
     shape.insert(shape.end(), s.begin(), s.end());
     return {computed.dtype, shape};

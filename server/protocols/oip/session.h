@@ -59,7 +59,7 @@ absl::StatusOr<SessionCall> MakeLayerSession(const SessionParameters& parameters
 
 // Returns an output as callers see it: Y in the layout of Q, lse as [1, Hq, S], those of a layer as
 // they are. `computed` is the operator's.
-TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& computed);
+TensorSpec SessionOutput(const SessionCall& call, Slot output, const TensorSpec& computed);
 
 // Returns the error of a call as its caller knows it: a cache that is not found is a sequence that
 // was not started, which has the text of Triton's error; the only item needs no number, and `at` is

@@ -38,8 +38,8 @@ constexpr wire::SplitLimits kAppendLimits = {.rest_bytes = 256 * 1024,
 constexpr wire::SplitLimits kKvChunkLimits = {.rest_bytes = 128 * 1024, .payloads = 4};
 
 absl::Status ReadCallTensor(Role role, const v1::Tensor& tensor, cache::CallTensor& out) {
-  RAPT_ASSIGN_OR_RETURN(out.spec,
-                        ReadTensor(role, out.name, tensor, /*shared_tensors=*/nullptr, out.bytes));
+  RAPT_ASSIGN_OR_RETURN(out.spec, ReadTensor(TensorFieldOf(role, out.name), tensor,
+                                             /*shared_tensors=*/nullptr, out.bytes));
   return absl::OkStatus();
 }
 

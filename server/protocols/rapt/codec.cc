@@ -118,19 +118,19 @@ const v1::SharedMemory* PlaceOf(const v1::OutputPlaces& places, Role output) {
   return field == nullptr ? nullptr : PartOf<v1::SharedMemory>(places, field);
 }
 
-absl::StatusOr<DType> ReadType(Role role, absl::string_view name, v1::DataType code) {
-  const bool is_mask = role == Role::kMask;
-  const bool is_index = InfoOf(role).usual_dtype == DType::kInt32;
+absl::StatusOr<DType> ReadType(const TensorField& field, v1::DataType code) {
+  const bool is_index = field.dtype == DType::kInt32;
   const std::optional<DType> type = ToDType(code);
-  if (InfoOf(role).usual_dtype == DType::kInt64) {
+  if (field.dtype == DType::kInt64) {
     if (type == DType::kInt64) return *type;
-    return Invalid(name, " has dtype ", NameOf(code), "; it must be INT64");
+    return Invalid(field.name, " has dtype ", NameOf(code), "; it must be INT64");
   }
-  const bool is_allowed_integer = is_mask || (is_index && type == DType::kInt32);
+  const bool is_allowed_integer = field.is_mask || (is_index && type == DType::kInt32);
   if (type && (!IsInteger(*type) || is_allowed_integer)) return *type;
-  return Invalid(name, " has dtype ", NameOf(code), "; it must be ",
-                 is_index ? "INT32" : "FP32, FP16, BF16 or FP64",
-                 is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : "");
+  return Invalid(
+      field.name, " has dtype ", NameOf(code), "; it must be ",
+      is_index ? "INT32" : "FP32, FP16, BF16 or FP64",
+      field.is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : "");
 }
 
 absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape, DType type) {
@@ -161,8 +161,8 @@ absl::Status ReadTensors(const pb::Message& message, absl::Span<const Role> role
   for (Role role : roles) {
     const auto* tensor = PartOf<v1::Tensor>(message, ColumnsOfTables().tensors[role]);
     if (tensor == nullptr) continue;
-    RAPT_ASSIGN_OR_RETURN(call.inputs[role],
-                          ReadTensor(role, *tensor, &shared_tensors, inputs[role]));
+    RAPT_ASSIGN_OR_RETURN(call.inputs[role], ReadTensor(TensorFieldOf(role, kNativeNames[role]),
+                                                        *tensor, &shared_tensors, inputs[role]));
   }
   return absl::OkStatus();
 }
@@ -415,21 +415,20 @@ void AppendTensor(int field, const TensorSpec& spec, const v1::SharedMemory* pla
   response.Append(payload);
 }
 
-absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
-                                      SharedTensors* shared_tensors, InputBytes& data) {
-  return ReadTensor(role, kNativeNames[role], tensor, shared_tensors, data);
+TensorField TensorFieldOf(Role role, absl::string_view name) {
+  return {.name = name, .dtype = InfoOf(role).usual_dtype, .is_mask = role == Role::kMask};
 }
 
-absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v1::Tensor& tensor,
-                                      SharedTensors* shared_tensors, InputBytes& data,
-                                      size_t max_rank) {
-  RAPT_ASSIGN_OR_RETURN(const DType type, ReadType(role, name, tensor.dtype()));
+absl::StatusOr<TensorSpec> ReadTensor(const TensorField& field, const v1::Tensor& tensor,
+                                      SharedTensors* shared_tensors, InputBytes& data) {
+  const absl::string_view name = field.name;
+  RAPT_ASSIGN_OR_RETURN(const DType type, ReadType(field, tensor.dtype()));
   // Checked before the shape is copied and printed: it may be as long as a message.
-  if (static_cast<size_t>(tensor.shape_size()) > max_rank) {
+  if (static_cast<size_t>(tensor.shape_size()) > field.max_rank) {
     return Invalid(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most ",
-                   max_rank);
+                   field.max_rank);
   }
-  const bool is_converted = role == Role::kMask && IsInteger(type);
+  const bool is_converted = field.is_mask && IsInteger(type);
   TensorSpec spec = {is_converted ? DType::kBool : type,
                      Shape(tensor.shape().begin(), tensor.shape().end())};
   RAPT_ASSIGN_OR_RETURN(const int64_t bytes, CountBytes(name, spec.shape, type));

@@ -61,16 +61,21 @@ ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& p
 // one of kBackwardInputs.
 const v1::Tensor& TensorOf(const google::protobuf::Message& message, Role role);
 
+// What a field of a message may hold.
+struct TensorField {
+  absl::string_view name;
+  DType dtype = DType::kFloat32;  // any float type, or this type of integers
+  bool is_mask = false;           // any float or integer type, or bool
+  size_t max_rank = 4;
+};
+// Of attention's tensors, under the name that the message gives it.
+TensorField TensorFieldOf(Role role, absl::string_view name);
+
 // Reads the type and shape of an input. `data` is its data field, of the size that they require;
 // set to the bytes in shared memory if the tensor is there. Null `shared_tensors`: it must not be
 // there.
-absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
+absl::StatusOr<TensorSpec> ReadTensor(const TensorField& field, const v1::Tensor& tensor,
                                       SharedTensors* shared_tensors, InputBytes& data);
-
-// The same for a tensor that a message gives another name.
-absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v1::Tensor& tensor,
-                                      SharedTensors* shared_tensors, InputBytes& data,
-                                      size_t max_rank = 4);
 
 // Appends a tensor as field number `field` of a response. `place`: where its data was written
 // instead, or null.

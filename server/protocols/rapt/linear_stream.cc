@@ -75,8 +75,8 @@ absl::StatusOr<Request> LinearStream::Decode(const MessageBytes& message) {
   RAPT_ASSIGN_OR_RETURN(const BoundCall bound, read->Bind());
   operator_ = bound.tensor_operator();
   request.SetOperator(operator_);
-  for (Role role : {Role::kY, linear::kRelativeError}) {
-    wanted_.Add(role, request.Outputs().contains(role));
+  for (Slot slot : {Slot(Role::kY), linear::kRelativeError}) {
+    wanted_.Add(slot, request.Outputs().contains(slot));
   }
   RAPT_RETURN_IF_ERROR(CheckResponseSize(OutputsOf(*operator_, wanted_)));
   return std::move(request);
@@ -92,11 +92,11 @@ void LinearStream::KeepProjection(const LinearAttentionCall& call, Request& requ
 
 // Adds the tensors of earlier messages.
 void LinearStream::AddKept(LinearAttentionCall& call, Request& request) const {
-  const auto add = [&](Role role, const std::optional<TensorSpec>& spec,
+  const auto add = [&](Slot slot, const std::optional<TensorSpec>& spec,
                        absl::Span<const std::byte> bytes) {
     if (!spec) return;
-    call.inputs[role] = spec;
-    request.inputs[role] = InputBytes(bytes.data(), static_cast<int64_t>(bytes.size()));
+    call.inputs[slot] = spec;
+    request.inputs[slot] = InputBytes(bytes.data(), static_cast<int64_t>(bytes.size()));
   };
   add(linear::kProjection, call_.inputs[linear::kProjection], projection_);
   add(linear::kPastState, operator_->outputs()[linear::kPresentState], state_.bytes);

@@ -40,7 +40,7 @@ class LinearStream {
   uint64_t priority_ = 0;
   std::vector<std::byte> projection_;
   std::shared_ptr<const TensorOperator> operator_;  // of the last request
-  RoleSet wanted_;                                  // in its response
+  SlotSet wanted_;                                  // in its response
   OutputBuffer state_, normalizer_;
 };
 

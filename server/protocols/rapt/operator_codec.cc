@@ -84,7 +84,7 @@ OperatorCodec::OperatorCodec(const OperatorSchema& schema)
       timing_(FieldOf(response_, "timing")) {
   for (const TensorSchema& input : schema_.inputs) {
     inputs_.push_back({&input, FieldOf(request_, input.name)});
-    if (input.role == Role::kKeyLengths) continue;
+    if (input.slot == Role::kKeyLengths) continue;
     payloads_.push_back({inputs_.back().field->number(), &TensorDataSchema()});
   }
   for (const AttributeSchema& attribute : schema_.attributes) {
@@ -115,7 +115,7 @@ absl::StatusOr<OperatorCodec::Parsed> OperatorCodec::Parse(const MessageBytes& m
   for (const wire::Payload& payload : split.payloads) {
     for (const auto& [input, field] : inputs_) {
       if (field->number() != payload.path[0]) continue;
-      parsed.request.inputs[input->role] = message.Part(payload.begin, payload.size);
+      parsed.request.inputs[input->slot] = message.Part(payload.begin, payload.size);
     }
   }
   return parsed;
@@ -131,12 +131,12 @@ absl::Status OperatorCodec::ReadAttributes(const pb::Message& fields, SchemaCall
   return absl::OkStatus();
 }
 
-RoleSet OperatorCodec::ReadWants(const pb::Message& fields, SchemaCall& call) const {
-  RoleSet wanted;
+SlotSet OperatorCodec::ReadWants(const pb::Message& fields, SchemaCall& call) const {
+  SlotSet wanted;
   for (const auto& [output, field] : wants_) {
     if (!fields.GetReflection()->GetBool(fields, field)) continue;
     output->want(call);
-    wanted.Add(output->role);
+    wanted.Add(output->slot);
   }
   return wanted;
 }
@@ -145,17 +145,18 @@ absl::Status OperatorCodec::ReadTensors(const pb::Message& fields, SharedTensors
                                         SchemaCall& call, Request& request) const {
   const pb::Reflection& get = *fields.GetReflection();
   for (const auto& [input, field] : inputs_) {
-    if (input->role == Role::kKeyLengths) {
+    if (input->slot == Role::kKeyLengths) {
       const int count = get.FieldSize(fields, field);
       for (int n = 0; n < count; ++n) {
         request.key_lengths.push_back(get.GetRepeatedInt64(fields, field, n));
       }
-      if (count > 0) call.inputs()[input->role] = TensorSpec{DType::kInt64, {count}};
+      if (count > 0) call.inputs()[input->slot] = TensorSpec{DType::kInt64, {count}};
     } else if (get.HasField(fields, field)) {
       const auto& tensor = static_cast<const v1::Tensor&>(get.GetMessage(fields, field));
-      RAPT_ASSIGN_OR_RETURN(call.inputs()[input->role],
-                            ReadTensor(input->role, field->name(), tensor, shared_tensors,
-                                       request.inputs[input->role], kMaxRank));
+      RAPT_ASSIGN_OR_RETURN(
+          call.inputs()[input->slot],
+          ReadTensor({.name = field->name(), .dtype = input->dtype, .max_rank = kMaxRank}, tensor,
+                     shared_tensors, request.inputs[input->slot]));
     }
   }
   return absl::OkStatus();
@@ -180,13 +181,13 @@ absl::StatusOr<Request> OperatorCodec::Decode(const MessageBytes& message,
   return std::move(request);
 }
 
-ResponseMessage OperatorCodec::Encode(const TensorOperator& op, RoleSet wanted,
+ResponseMessage OperatorCodec::Encode(const TensorOperator& op, SlotSet wanted,
                                       const Result& result) const {
   ResponseMessage response;
   for (const auto& [output, field] : outputs_) {
-    if (!wanted.contains(output->role)) continue;
-    AppendTensor(field->number(), *op.outputs()[output->role], /*place=*/nullptr,
-                 result.outputs[output->role], response);
+    if (!wanted.contains(output->slot)) continue;
+    AppendTensor(field->number(), *op.outputs()[output->slot], /*place=*/nullptr,
+                 result.outputs[output->slot], response);
   }
   response.Append(EndOf(result));
   response.KeepEncodingMemory(result.encoding_memory);

@@ -41,7 +41,7 @@ class OperatorCodec {
 
   // Encodes the response with these outputs. REQUIRES: `op` has them; result.status is OK; `result`
   // is that of `op`.
-  ResponseMessage Encode(const TensorOperator& op, RoleSet wanted, const Result& result) const;
+  ResponseMessage Encode(const TensorOperator& op, SlotSet wanted, const Result& result) const;
 
   // The parts of Decode(). A message whose payloads are the inputs of a request:
   struct Parsed {
@@ -51,7 +51,7 @@ class OperatorCodec {
   absl::StatusOr<Parsed> Parse(const MessageBytes& message) const;
   absl::Status ReadAttributes(const google::protobuf::Message& fields, SchemaCall& call) const;
   // Returns the outputs that the message asks for by fields, and asks the call for them.
-  RoleSet ReadWants(const google::protobuf::Message& fields, SchemaCall& call) const;
+  SlotSet ReadWants(const google::protobuf::Message& fields, SchemaCall& call) const;
   // Null `shared_tensors`: no tensor may be in shared memory.
   absl::Status ReadTensors(const google::protobuf::Message& fields, SharedTensors* shared_tensors,
                            SchemaCall& call, Request& request) const;

@@ -124,8 +124,8 @@ absl::Status ReadTensors(const v1::AttendStreamHeader& header, OperatorCall& cal
         *google::protobuf::DynamicCastToGenerated<v1::Tensor>(&fields.GetMessage(header, field));
     InputBytes data(reinterpret_cast<const std::byte*>(tensor.data().data()),
                     static_cast<int64_t>(tensor.data().size()));
-    RAPT_ASSIGN_OR_RETURN(call.inputs[role],
-                          ReadTensor(role, tensor, /*shared_tensors=*/nullptr, data));
+    RAPT_ASSIGN_OR_RETURN(call.inputs[role], ReadTensor(TensorFieldOf(role, kNativeNames[role]),
+                                                        tensor, /*shared_tensors=*/nullptr, data));
     tensors[role] = tensor.data();
   }
   return absl::OkStatus();

@@ -124,7 +124,7 @@ class InferBodyHandler final : public http::BodyHandler {
     for (size_t i = 0; i < run_.decoded().outputs.size(); ++i) {
       const RequestedOutput& output = run_.decoded().outputs[i];
       if (binary_.IsBinary(i) || output.shared) continue;
-      bytes_in_json += static_cast<int64_t>(result.outputs[output.role].bytes.size());
+      bytes_in_json += static_cast<int64_t>(result.outputs[output.slot].bytes.size());
     }
     if (bytes_in_json <= kQuickJsonBytes) return Answer(result, call);
     inference_.threads.Post([this, result = std::move(result), &call] { Answer(result, call); });

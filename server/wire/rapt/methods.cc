@@ -68,7 +68,7 @@ class OperatorHandler final : public ComputedHandler {
   const OperatorCodec& codec_;
   const SharedMemory& shared_memory_;
   std::shared_ptr<const TensorOperator> operator_;
-  RoleSet outputs_;
+  SlotSet outputs_;
 };
 
 class DiagnoseHandler final : public MessageHandler {

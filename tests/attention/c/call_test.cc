@@ -270,7 +270,7 @@ BoundCall BoundOf(const Case& c) {
   const OperatorSchema& schema = *FindOperator(c.op);
   const std::unique_ptr<SchemaCall> call = schema.new_call();
   for (const Input& input : c.inputs) {
-    call->inputs()[RowOf(schema.inputs, input.name).role] = {TypeOf(input), input.shape};
+    call->inputs()[RowOf(schema.inputs, input.name).slot] = {TypeOf(input), input.shape};
   }
   for (const auto& [name, text] : c.attributes) {
     const AttributeSchema& attribute = RowOf(schema.attributes, name);
@@ -288,17 +288,17 @@ Tensors Expected(const Case& c, const BoundCall& call, Tensors& inputs) {
   const OperatorSchema& schema = *FindOperator(c.op);
   Arguments arguments;
   for (const Input& input : c.inputs) {
-    const Role role = RowOf(schema.inputs, input.name).role;
-    arguments.inputs[role].data = inputs[input.name].data();
-    if (role == Role::kKeyLengths) arguments.key_lengths = input.integers;
+    const Slot slot = RowOf(schema.inputs, input.name).slot;
+    arguments.inputs[slot].data = inputs[input.name].data();
+    if (slot == Role::kKeyLengths) arguments.key_lengths = input.integers;
   }
   Tensors outputs;
   for (const TensorSchema& output : schema.outputs) {
-    const auto& spec = call.outputs()[output.role];
+    const auto& spec = call.outputs()[output.slot];
     if (!spec) continue;
     std::vector<std::byte>& bytes = outputs[std::string(output.name)];
     bytes.resize(BytesOf(*spec));
-    arguments.outputs[output.role].data = bytes.data();
+    arguments.outputs[output.slot].data = bytes.data();
   }
   const Plan plan = call.MakePlan({.threads = 2}).value();
   AlignedBuffer workspace(plan.workspace_bytes());
@@ -392,7 +392,7 @@ TEST_F(CCallTest, ReturnsTheBitsOfTheOperator) {
     ASSERT_EQ(Plan(), RAPT_OK) << message_;
     for (const auto& [name, bytes] : want) {
       const TensorSpec spec = Output(name);
-      const TensorSpec& expected = *bound.outputs()[RowOf(FindOperator(c.op)->outputs, name).role];
+      const TensorSpec& expected = *bound.outputs()[RowOf(FindOperator(c.op)->outputs, name).slot];
       EXPECT_EQ(spec.dtype, expected.dtype) << name;
       EXPECT_EQ(spec.shape, expected.shape) << name;
       tensors[name].resize(bytes.size());

@@ -610,8 +610,8 @@ TEST(LayerCacheTest, ErrorsNameWhatACacheDoesNotAllow) {
     EXPECT_EQ(attention.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(attention.status().message());
   };
-  const auto given = [](Role role, DType dtype, Shape shape) {
-    return [=](LayerCall& call) { call.inputs[role] = TensorSpec{dtype, shape}; };
+  const auto given = [](Slot slot, DType dtype, Shape shape) {
+    return [=](LayerCall& call) { call.inputs[slot] = TensorSpec{dtype, shape}; };
   };
   LayerCase c;
   c.config.pad_token_id = 0;
@@ -835,14 +835,14 @@ TEST(LayerErrorsTest, NameInputs) {
     EXPECT_EQ(op.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(op.status().message());
   };
-  const auto shape = [&](Role role, Shape wrong) {
-    return error([&](LayerCall& call) { call.inputs[role]->shape = std::move(wrong); });
+  const auto shape = [&](Slot slot, Shape wrong) {
+    return error([&](LayerCall& call) { call.inputs[slot]->shape = std::move(wrong); });
   };
-  const auto type = [&](Role role, DType wrong) {
-    return error([&](LayerCall& call) { call.inputs[role]->dtype = wrong; });
+  const auto type = [&](Slot slot, DType wrong) {
+    return error([&](LayerCall& call) { call.inputs[slot]->dtype = wrong; });
   };
-  const auto missing = [&](Role role) {
-    return error([&](LayerCall& call) { call.inputs[role].reset(); });
+  const auto missing = [&](Slot slot) {
+    return error([&](LayerCall& call) { call.inputs[slot].reset(); });
   };
   EXPECT_EQ(shape(Role::kQ, {2, 5, 23}), "query has shape [2, 5, 23]; it must be [B, Sq, 24]");
   EXPECT_EQ(shape(Role::kQ, {5, 24}), "query has shape [5, 24]; it must be [B, Sq, 24]");

@@ -153,6 +153,7 @@ TEST(RotaryEmbeddingTest, NamesAnIdBeyondTheCache) {
   Tensor y(problem.dtype, inputs.key.dims());
   const auto op = MakeRotaryEmbedding(CallOf(problem)).value();
   EXPECT_TRUE(op->checks_data());
+  EXPECT_TRUE(op->copied_inputs().contains(Role::kPositionIds));
   EXPECT_THAT(std::string(op->CheckData(ArgumentsOf(inputs, y)).message()),
               HasSubstr("position_ids[2, 1] is 40; it must be from 0 to 39"));
 }

@@ -39,7 +39,7 @@ struct Case {
 
 struct Answers {
   OutputMap<std::optional<Tensor>> tensors;
-  const Tensor& operator[](Role role) const { return *tensors[role]; }
+  const Tensor& operator[](Slot slot) const { return *tensors[slot]; }
 };
 
 Dims DimsOf(const Shape& shape) {
@@ -48,10 +48,10 @@ Dims DimsOf(const Shape& shape) {
   return dims;
 }
 
-void Add(Case& c, Role role, DType dtype, const Shape& shape, Rng& rng, double low, double high) {
-  c.call.inputs[role] = TensorSpec{dtype, shape};
-  c.inputs[role] = Tensor(dtype, DimsOf(shape));
-  c.inputs[role]->FillUniform(rng, low, high);
+void Add(Case& c, Slot slot, DType dtype, const Shape& shape, Rng& rng, double low, double high) {
+  c.call.inputs[slot] = TensorSpec{dtype, shape};
+  c.inputs[slot] = Tensor(dtype, DimsOf(shape));
+  c.inputs[slot]->FillUniform(rng, low, high);
 }
 
 // What a random case may have.
@@ -114,8 +114,8 @@ void Fill(Case& c, const Options& o, Rng& rng) {
 
 Arguments ArgumentsOf(const Case& c) {
   Arguments arguments;
-  for (Role role : kInputs) {
-    if (c.inputs[role]) arguments.inputs[role] = c.inputs[role]->View();
+  for (Slot slot : kInputs) {
+    if (c.inputs[slot]) arguments.inputs[slot] = c.inputs[slot]->View();
   }
   arguments.key_lengths = c.lengths;
   return arguments;
@@ -133,16 +133,16 @@ Answers Compute(const Case& c, const PlanOptions& options) {
   Arguments arguments = ArgumentsOf(c);
   EXPECT_TRUE((*op)->CheckData(arguments).ok());
   Answers answers;
-  for (Role role : kOutputs) {
-    const std::optional<TensorSpec>& spec = (*op)->outputs()[role];
+  for (Slot slot : kOutputs) {
+    const std::optional<TensorSpec>& spec = (*op)->outputs()[slot];
     if (!spec) continue;
-    answers.tensors[role] = Tensor(spec->dtype, DimsOf(spec->shape), Storage::kRowMajor, 64);
-    answers.tensors[role]->Fill(kNan);
-    arguments.outputs[role] = answers.tensors[role]->MutableView();
+    answers.tensors[slot] = Tensor(spec->dtype, DimsOf(spec->shape), Storage::kRowMajor, 64);
+    answers.tensors[slot]->Fill(kNan);
+    arguments.outputs[slot] = answers.tensors[slot]->MutableView();
   }
   RunOperator(**op, arguments, options);
-  for (Role role : kOutputs) {
-    EXPECT_TRUE(!answers.tensors[role] || answers[role].GapsIntact());
+  for (Slot slot : kOutputs) {
+    EXPECT_TRUE(!answers.tensors[slot] || answers[slot].GapsIntact());
   }
   return answers;
 }
@@ -162,16 +162,16 @@ class Oracle {
   std::vector<double> output, state, normalizer;
 
  private:
-  double In(Role role, int64_t a, int64_t b, int64_t n) const {
-    return c_.inputs[role]->At(0, a, b, n);
+  double In(Slot slot, int64_t a, int64_t b, int64_t n) const {
+    return c_.inputs[slot]->At(0, a, b, n);
   }
   double ScaleOf() const {
     return c_.call.scale > 0 ? c_.call.scale : 1 / std::sqrt(static_cast<double>(c_.key_size));
   }
 
-  std::vector<double> FeaturesOf(Role role, int64_t b, int64_t t, int64_t first) const {
+  std::vector<double> FeaturesOf(Slot slot, int64_t b, int64_t t, int64_t first) const {
     std::vector<double> x(c_.key_size);
-    for (int64_t d = 0; d < c_.key_size; ++d) x[d] = In(role, b, t, first + d);
+    for (int64_t d = 0; d < c_.key_size; ++d) x[d] = In(slot, b, t, first + d);
     switch (c_.call.feature_map) {
       case FeatureMap::kNone:
         return x;
@@ -356,10 +356,11 @@ constexpr UpdateRule kRules[] = {UpdateRule::kLinear, UpdateRule::kGated, Update
 Case Part(const Case& whole, int64_t begin, int64_t count, const Answers* before) {
   Case part = whole;
   part.tokens = count;
-  for (Role role : {Role::kQ, Role::kK, Role::kV, linear::kDecay, linear::kBeta}) {
-    if (!whole.inputs[role]) continue;
-    part.inputs[role] = SliceAxis(*whole.inputs[role], 2, begin, count);
-    part.call.inputs[role]->shape[1] = count;
+  for (Slot slot :
+       {Slot(Role::kQ), Slot(Role::kK), Slot(Role::kV), linear::kDecay, linear::kBeta}) {
+    if (!whole.inputs[slot]) continue;
+    part.inputs[slot] = SliceAxis(*whole.inputs[slot], 2, begin, count);
+    part.call.inputs[slot]->shape[1] = count;
   }
   if (before == nullptr) return part;
   for (const auto& [past, present] :
@@ -468,11 +469,11 @@ TEST(LinearAttentionTest, LaterTokensDoNotMatter) {
   all.push_back({.map = FeatureMap::kElu1, .normalize = true});
   all.push_back({.map = FeatureMap::kFavor});
   for (const Options& options : all) {
-    for (const Role role : {Role::kK, Role::kV, linear::kDecay, linear::kBeta}) {
+    for (const Slot slot : {Slot(Role::kK), Slot(Role::kV), linear::kDecay, linear::kBeta}) {
       for (const double hostile : {kNan, kInf, -kInf, 3e38}) {
         Case c = CaseWith(options);
-        if (!c.inputs[role]) continue;
-        c.inputs[role]->Set(0, 0, 20, 0, hostile);
+        if (!c.inputs[slot]) continue;
+        c.inputs[slot]->Set(0, 0, 20, 0, hostile);
         const Oracle oracle(c);
         for (const Target& target : Targets()) {
           SCOPED_TRACE(target.Name());
@@ -481,7 +482,7 @@ TEST(LinearAttentionTest, LaterTokensDoNotMatter) {
             for (int64_t n = 0; n < c.query_heads * c.value_size; ++n) {
               const double want = oracle.output[t * c.query_heads * c.value_size + n];
               ASSERT_NEAR(answers[Role::kY].At(0, 0, t, n), want, 1e-4)
-                  << t << " " << n << " " << linear::NameOf(role) << " " << hostile;
+                  << t << " " << n << " " << linear::NameOf(slot) << " " << hostile;
             }
           }
         }
@@ -494,9 +495,10 @@ TEST(LinearAttentionTest, PaddingDoesNotMatter) {
   for (UpdateRule rule : kRules) {
     Case c = CaseWith({.rule = rule});
     c.lengths = {0, 33};
-    for (Role role : {Role::kQ, Role::kK, Role::kV, linear::kDecay, linear::kBeta}) {
-      if (!c.inputs[role]) continue;
-      Tensor& tensor = *c.inputs[role];
+    for (Slot slot :
+         {Slot(Role::kQ), Slot(Role::kK), Slot(Role::kV), linear::kDecay, linear::kBeta}) {
+      if (!c.inputs[slot]) continue;
+      Tensor& tensor = *c.inputs[slot];
       for (int64_t b = 0; b < c.batch; ++b) {
         for (int64_t t = c.lengths[b]; t < c.tokens; ++t) {
           for (int64_t n = 0; n < tensor.dims()[3]; ++n) tensor.Set(0, b, t, n, kNan);
@@ -751,8 +753,8 @@ TEST(FavorTest, DrawnDirectionsAreOrthogonalWithNormsOfGaussianVectors) {
 
 LinearAttentionCall CallOf(int64_t batch, int64_t tokens) {
   LinearAttentionCall call;
-  for (Role role : {Role::kQ, Role::kK, Role::kV}) {
-    call.inputs[role] = TensorSpec{DType::kFloat32, {batch, tokens, 8}};
+  for (Slot slot : {Role::kQ, Role::kK, Role::kV}) {
+    call.inputs[slot] = TensorSpec{DType::kFloat32, {batch, tokens, 8}};
   }
   call.q_num_heads = call.kv_num_heads = 2;
   call.update_rule = UpdateRule::kLinear;
@@ -802,8 +804,8 @@ TEST(LinearAttentionErrorsTest, NameShapes) {
       "q_num_heads is 5; with query [2, 70, 32] it must be from 1 to 65536 and divide 32 into "
       "heads of 1 to 65536");
   EXPECT_THAT(error([](Call& c) {
-                for (Role role : {Role::kQ, Role::kK}) {
-                  c.inputs[role]->shape = {1, 0, int64_t{1} << 61};
+                for (Slot slot : {Role::kQ, Role::kK}) {
+                  c.inputs[slot]->shape = {1, 0, int64_t{1} << 61};
                 }
                 c.inputs[Role::kV]->shape = {1, 0, 1};
                 c.q_num_heads = int64_t{1} << 61;

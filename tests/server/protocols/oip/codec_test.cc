@@ -614,9 +614,9 @@ TEST(OipCodecTest, OutputsAreInTheRequestedOrder) {
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   ASSERT_EQ(decoded->outputs.size(), 3u);
-  EXPECT_EQ(decoded->outputs[0].role, Role::kLse);
-  EXPECT_EQ(decoded->outputs[1].role, Role::kPresentValue);
-  EXPECT_EQ(decoded->outputs[2].role, Role::kY);
+  EXPECT_EQ(decoded->outputs[0].slot, Role::kLse);
+  EXPECT_EQ(decoded->outputs[1].slot, Role::kPresentValue);
+  EXPECT_EQ(decoded->outputs[2].slot, Role::kY);
   EXPECT_TRUE(decoded->request.call.problem.wants_lse);
   EXPECT_TRUE(decoded->request.call.problem.wants_present);
   EXPECT_FALSE(decoded->request.call.problem.score_output.has_value());
@@ -626,7 +626,7 @@ TEST(OipCodecTest, ReturnsYByDefault) {
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(RawMessage(), kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   ASSERT_EQ(decoded->outputs.size(), 1u);
-  EXPECT_EQ(decoded->outputs[0].role, Role::kY);
+  EXPECT_EQ(decoded->outputs[0].slot, Role::kY);
 }
 
 // A backward pass of RawMessage().
@@ -659,7 +659,7 @@ TEST(OipBackwardCodecTest, ReadsTheInputsOfTheBackwardPass) {
 
 std::vector<Role> RolesOf(const std::vector<RequestedOutput>& outputs) {
   std::vector<Role> roles;
-  for (const RequestedOutput& output : outputs) roles.push_back(output.role);
+  for (const RequestedOutput& output : outputs) roles.push_back(output.slot.role());
   return roles;
 }
 

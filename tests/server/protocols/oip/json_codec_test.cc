@@ -153,7 +153,7 @@ TEST_F(JsonCodecTest, AnAnswerHasNoMoreBytesThanWereReserved) {
     ASSERT_TRUE(fields.ok());
     DecodedInfer decoded;
     decoded.id = "\x01";
-    decoded.outputs.push_back({.name = "Y", .role = Role::kY, .spec = {dtype, {kNumbers}}});
+    decoded.outputs.push_back({.name = "Y", .slot = Role::kY, .spec = {dtype, {kNumbers}}});
     const TensorSpec* const spec = &decoded.outputs[0].spec;
     decoded.encoding_bytes = (*fields)->EncodingBytes({&spec, 1}).value();
     Result result;
