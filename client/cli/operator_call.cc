@@ -52,12 +52,12 @@ absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& i
                                        ThreadPool& pool) {
   Arguments arguments = inputs;
   OutputMap<std::string> bytes;
-  for (Role role : kAllOutputs) {
-    const std::optional<TensorSpec>& spec = call.outputs()[role];
+  for (Slot slot : kAllOutputs) {
+    const std::optional<TensorSpec>& spec = call.outputs()[slot];
     if (!spec) continue;
     RAPT_ASSIGN_OR_RETURN(const int64_t size, ByteSize("output", *spec));
-    bytes[role].resize(static_cast<size_t>(size));
-    arguments.outputs[role].data = reinterpret_cast<std::byte*>(bytes[role].data());
+    bytes[slot].resize(static_cast<size_t>(size));
+    arguments.outputs[slot].data = reinterpret_cast<std::byte*>(bytes[slot].data());
   }
   RAPT_ASSIGN_OR_RETURN(const Plan plan, call.MakePlan({.threads = pool.workers()}));
   AlignedBuffer workspace(plan.workspace_bytes());
@@ -68,10 +68,10 @@ absl::StatusOr<OperatorResult> RunHere(const BoundCall& call, const Arguments& i
       std::chrono::steady_clock::now() - start);
   if (plan.routing.backend != nullptr) result.backend = std::string(plan.routing.backend->name());
   result.plan = plan.Describe();
-  for (Role role : kAllOutputs) {
-    const std::optional<TensorSpec>& spec = call.outputs()[role];
+  for (Slot slot : kAllOutputs) {
+    const std::optional<TensorSpec>& spec = call.outputs()[slot];
     if (!spec) continue;
-    result.outputs[role].emplace(spec->dtype, spec->shape, std::move(bytes[role]));
+    result.outputs[slot].emplace(spec->dtype, spec->shape, std::move(bytes[slot]));
   }
   return result;
 }
