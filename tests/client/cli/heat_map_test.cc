@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/cli/figure_style.h"
 #include "client/cli/figures.h"
 
 // Read by LeakSanitizer: fontconfig keeps its font cache until the process ends.
