@@ -43,7 +43,7 @@ def mypy(*arguments):
 
 def test_the_package_passes():
     assert (PACKAGE / "py.typed").exists()
-    assert mypy("--exclude=/torch.py$", PACKAGE).startswith("Success: no issues found")
+    assert mypy("--exclude=/torch/", PACKAGE).startswith("Success: no issues found")
 
 
 def test_callers_see_types(tmp_path, monkeypatch):

@@ -35,7 +35,8 @@ def check_contents(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"rapt_attention-{version}.dist-info/METADATA").decode()
-    sources = {f"rapt/{file.name}" for file in (ROOT / "client/python/rapt").glob("*.py*")}
+    package = ROOT / "client/python"
+    sources = {str(file.relative_to(package)) for file in (package / "rapt").rglob("*.py")}
     missing = sources | {"rapt/py.typed", "rapt/librapt_attention.so"}
     missing |= {f"rapt_attention-{version}.dist-info/licenses/{name}" for name in ("LICENSE", "THIRD_PARTY_NOTICES")}
     assert missing <= names, f"missing: {missing - names}"

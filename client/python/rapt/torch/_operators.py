@@ -1,20 +1,11 @@
-"""rapt for PyTorch: scaled_dot_product_attention as a custom operator, with gradients and torch.compile, and an attention
-implementation for transformers.
-
-    import rapt.torch
-
-    y = rapt.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    rapt.torch.register_transformers()
-    model = AutoModel.from_pretrained(..., attn_implementation="rapt")
-"""
+"""scaled_dot_product_attention as a custom operator of PyTorch, with gradients and torch.compile."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._attention import attend, attend_backward
+from .._attention import attend, attend_backward
 
 
 def _options(mask: Tensor | None, dropout_p: float, seed: Tensor | None, causal: bool, scale: float | None) -> Any:
@@ -30,7 +21,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("rapt::attention", mutates_args=(), device_types="cpu")
-def _attention(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -56,7 +47,7 @@ def _attention(
     return result.y, result.lse, q.new_empty(0) if result.scores is None else result.scores
 
 
-@_attention.register_fake
+@attention.register_fake
 def _(
     q: Tensor,
     k: Tensor,
@@ -138,10 +129,10 @@ def _differentiate(ctx: Any, dy: Tensor, _lse: Tensor, _weights: Tensor) -> tupl
     return dq, dk, dv, d_mask if wants_mask else None, None, None, None, None, None, None
 
 
-_attention.register_autograd(_differentiate, setup_context=_keep)
+attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _seed_of(dropout_p: float) -> Tensor | None:
+def seed_of(dropout_p: float) -> Tensor | None:
     """From PyTorch's generator, so that torch.manual_seed() repeats it."""
     return torch.randint(0, 2**62, ()) if dropout_p > 0 else None
 
@@ -186,58 +177,7 @@ def scaled_dot_product_attention(
         mask = mask.unsqueeze(1)
     elif mask is not None and mask.dim() > 4:
         mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-    y, _, _ = _attention(q, k, v, mask, dropout_p, _seed_of(dropout_p), is_causal, scale, 0.0, False)
+    y, _, _ = attention(q, k, v, mask, dropout_p, seed_of(dropout_p), is_causal, scale, 0.0, False)
     shape = (*batch, *y.shape[1:]) if query.dim() > 3 else (*query.shape[:-1], y.shape[-1])
     result: Tensor = y.reshape(shape)
     return result
-
-
-# ---- transformers -------------------------------------------------------------------------------
-
-
-def _wants_weights(arguments: dict[str, Any]) -> bool:
-    """Whether the model has been asked for output_attentions: its attention layers get that argument, or transformers
-    collects the weights that they return."""
-    from transformers.utils import output_capturing
-
-    if arguments.get("output_attentions"):
-        return True
-    collected = output_capturing._active_collector.get()  # type: ignore[no-untyped-call]
-    return collected is not None and any("attentions" in name for name in collected)
-
-
-def _transformers_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **more: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """An attention function of transformers: returns y as [B, S, H, D], and the weights if they are wanted, which have no
-    gradient."""
-    for name in ("position_bias", "s_aux"):
-        if more.get(name) is not None:
-            raise NotImplementedError(f"attn_implementation='rapt' does not support {name}, which this model has")
-    if is_causal is None:
-        is_causal = bool(getattr(module, "is_causal", True))
-    causal = is_causal and attention_mask is None and query.shape[2] > 1
-    softcap = more.get("softcap") or 0.0
-    wants_weights = _wants_weights(more)
-    y, _, weights = _attention(
-        query, key, value, attention_mask, dropout, _seed_of(dropout), causal, scaling, softcap, wants_weights
-    )
-    return y.transpose(1, 2).contiguous(), weights.detach() if wants_weights else None
-
-
-def register_transformers() -> None:
-    """Makes attn_implementation="rapt" known to transformers; output_attentions=True returns the weights that the fused
-    computation used. Needs transformers 5."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register("rapt", _transformers_attention)
-    AttentionMaskInterface.register("rapt", sdpa_mask)
