@@ -1,6 +1,7 @@
-"""scaled_dot_product_attention as a custom operator of PyTorch, with gradients and torch.compile."""
+"""Attention as a custom operator of PyTorch, with gradients and torch.compile."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,133 +9,191 @@ from torch import Tensor
 from .._attention import attend, attend_backward
 
 
-def _options(mask: Tensor | None, dropout_p: float, seed: Tensor | None, causal: bool, scale: float | None) -> Any:
-    """Of rapt.attend. A mask with all strides 0 is copied, which rapt refuses."""
-    if mask is not None and not any(mask.stride()):
-        mask = mask.contiguous()
-    dropout = None if seed is None else (dropout_p, int(seed))
-    return {"mask": mask, "causal": causal, "scale": scale, "dropout": dropout}
+class Problem(NamedTuple):
+    """The arguments of the operators, of rank 4; the names are those of rapt.Options."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    attention_bias: Tensor | None = None
+    head_sink: Tensor | None = None
+    selected_indices: Tensor | None = None
+    key_lengths: Tensor | None = None
+    seed: Tensor | None = None  # of dropout
+    dropout: float = 0.0
+    causal: bool = False
+    scale: float | None = None
+    softcap: float = 0.0
+    window_left: int | None = None
+    window_right: int | None = None
+    bottom_right: bool = False
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return _readable(self.q), _readable(self.k), _readable(self.v)
+
+    def options(self) -> Any:
+        """Of rapt.attend."""
+        window = (self.window_left, self.window_right)
+        return {
+            "mask": _with_stride(self.mask),
+            "attention_bias": _with_stride(self.attention_bias),
+            "head_sink": _contiguous(self.head_sink),
+            "selected_indices": _contiguous(self.selected_indices),
+            "key_lengths": _contiguous(self.key_lengths),
+            "dropout": None if self.seed is None else (self.dropout, int(self.seed)),
+            "causal": self.causal,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "window": None if window == (None, None) else window,
+            "alignment": "bottom_right" if self.bottom_right else "top_left",
+        }
+
+
+_PROBLEM = (
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? attention_bias, Tensor? head_sink, Tensor? selected_indices,"
+    " Tensor? key_lengths, Tensor? seed, float dropout, bool causal, float? scale, float softcap, SymInt? window_left,"
+    " SymInt? window_right, bool bottom_right"
+)
+_GRADIENTS = {"mask": "d_mask", "attention_bias": "d_attention_bias", "head_sink": "d_head_sink"}  # those that may be wanted
 
 
 def _readable(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-@torch.library.custom_op("rapt::attention", mutates_args=(), device_types="cpu")
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    softcap: float,
-    weights: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _with_stride(x: Tensor | None) -> Tensor | None:
+    """A tensor with all strides 0 is copied, which rapt refuses."""
+    return x if x is None or any(x.stride()) else x.contiguous()
+
+
+@torch.library.custom_op(
+    "rapt::attention",
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"({_PROBLEM}, bool weights) -> (Tensor, Tensor, Tensor)",
+)
+def _attention(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """y, lse and, if they are wanted, the weights; all of rank 4."""
-    result = attend(
-        _readable(q),
-        _readable(k),
-        _readable(v),
-        lse=True,
-        scores="weights" if weights else None,
-        softcap=softcap,
-        **_options(mask, dropout_p, seed, causal, scale),
-    )
+    *parts, weights = arguments
+    problem = Problem(*parts)
+    result = attend(*problem.tensors(), lse=True, scores="weights" if weights else None, **problem.options())
     assert result.lse is not None
-    return result.y, result.lse, q.new_empty(0) if result.scores is None else result.scores
+    return result.y, result.lse, problem.q.new_empty(0) if result.scores is None else result.scores
 
 
-@attention.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    softcap: float,
-    weights: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+@_attention.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, *_, weights = arguments
     rows = q.shape[:3]
     lse = q.new_empty(rows, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     return q.new_empty(*rows, v.shape[3]), lse, q.new_empty((*rows, k.shape[2]) if weights else 0)
 
 
-@torch.library.custom_op("rapt::attention_backward", mutates_args=(), device_types="cpu")
-def _attention_backward(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    y: Tensor,
-    lse: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    softcap: float,
-    wants_mask: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and, if it is wanted, the gradient of the mask."""
-    gradients = attend_backward(
-        _readable(q),
-        _readable(k),
-        _readable(v),
-        _readable(dy),
-        gradients=("dq", "dk", "dv", "d_mask") if wants_mask else ("dq", "dk", "dv"),
-        y=y,
-        lse=lse,
-        softcap=softcap,
-        **_options(mask, dropout_p, seed, causal, scale),
+@torch.library.custom_op(
+    "rapt::attention_backward",
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"(Tensor dy, Tensor y, Tensor lse, {_PROBLEM}, str[] wanted) -> Tensor[]",
+)
+def _attention_backward(*arguments: Any) -> list[Tensor]:
+    """dq, dk, dv and the gradients of the wanted inputs."""
+    dy, y, lse, *parts, wanted = arguments
+    problem = Problem(*parts)
+    names = ["dq", "dk", "dv", *(_GRADIENTS[name] for name in wanted)]
+    found = attend_backward(
+        *problem.tensors(), _readable(dy), gradients=names, y=y, lse=lse, **problem.options()
     )
-    return gradients["dq"], gradients["dk"], gradients["dv"], gradients.get("d_mask", q.new_empty(0))
+    return [found[name] for name in names]
 
 
 @_attention_backward.register_fake
-def _(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    y: Tensor,
-    lse: Tensor,
-    dropout_p: float,
-    seed: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    softcap: float,
-    wants_mask: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_mask = mask.new_empty(mask.shape) if wants_mask and mask is not None else q.new_empty(0)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_mask
+def _(*arguments: Any) -> list[Tensor]:
+    _, _, _, *parts, wanted = arguments
+    problem = Problem(*parts)
+    inputs = [problem.q, problem.k, problem.v, *(getattr(problem, name) for name in wanted)]
+    return [x.new_empty(x.shape) for x in inputs]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, mask, dropout_p, seed, *rest, _ = inputs
-    ctx.save_for_backward(q, k, v, mask, output[0], output[1], seed)
-    ctx.dropout_p, ctx.rest = dropout_p, rest
+    parts = inputs[:-1]
+    ctx.save_for_backward(output[0], output[1], *(x for x in parts if isinstance(x, Tensor)))
+    ctx.parts = [None if isinstance(x, Tensor) else x for x in parts]
+    ctx.places = [n for n, x in enumerate(parts) if isinstance(x, Tensor)]
 
 
 def _differentiate(ctx: Any, dy: Tensor, _lse: Tensor, _weights: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, mask, y, lse, seed = ctx.saved_tensors
-    wants_mask = ctx.needs_input_grad[3]
-    dq, dk, dv, d_mask = _attention_backward(dy, q, k, v, mask, y, lse, ctx.dropout_p, seed, *ctx.rest, wants_mask)
-    return dq, dk, dv, d_mask if wants_mask else None, None, None, None, None, None, None
+    y, lse, *tensors = ctx.saved_tensors
+    saved = dict(zip(ctx.places, tensors))
+    problem = [saved.get(n, x) for n, x in enumerate(ctx.parts)]
+    wants = dict(zip(Problem._fields, ctx.needs_input_grad))
+    wanted = [name for name in _GRADIENTS if wants[name]]
+    gradients = dict(zip(["q", "k", "v", *wanted], _attention_backward(dy, y, lse, *problem, wanted)))
+    return *(gradients.get(name) for name in Problem._fields), None
 
 
-attention.register_autograd(_differentiate, setup_context=_keep)
+_attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def seed_of(dropout_p: float) -> Tensor | None:
-    """From PyTorch's generator, so that torch.manual_seed() repeats it."""
-    return torch.randint(0, 2**62, ()) if dropout_p > 0 else None
+def compute(problem: Problem, weights: bool = False) -> tuple[Tensor, Tensor | None]:
+    """y and the weights. With dropout and no seed, PyTorch's generator gives one, so that torch.manual_seed() repeats it."""
+    if problem.dropout > 0 and problem.seed is None:
+        problem = problem._replace(seed=torch.randint(0, 2**62, ()))
+    y, _, scores = _attention(*problem, weights)
+    return y, scores.detach() if weights else None
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    window: tuple[int | None, int | None] | None = None,
+    alignment: Literal["top_left", "bottom_right"] = "top_left",
+    key_lengths: Tensor | Sequence[int] | None = None,
+    attention_bias: Tensor | None = None,
+    head_sink: Tensor | None = None,
+    selected_indices: Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """rapt.attention with gradients: of query, key, value, attention_bias, head_sink and a mask of floats. All have 4
+    axes, [B, H, S, D]; query has a multiple of key's heads. rapt.Options explains the arguments; key_lengths and
+    selected_indices may have any type of integers.
+
+    Raises ValueError for what does not fit, NotImplementedError for tensors on other devices."""
+    if alignment not in ("top_left", "bottom_right"):
+        raise ValueError(f"alignment is {alignment!r}; it must be 'top_left' or 'bottom_right'")
+    left, right = window or (None, None)
+    if key_lengths is not None:
+        key_lengths = torch.as_tensor(key_lengths, dtype=torch.int64)
+    if selected_indices is not None:
+        selected_indices = selected_indices.to(torch.int32)
+    problem = Problem(
+        query,
+        key,
+        value,
+        mask=mask,
+        attention_bias=attention_bias,
+        head_sink=head_sink,
+        selected_indices=selected_indices,
+        key_lengths=key_lengths,
+        dropout=dropout_p,
+        causal=causal,
+        scale=scale,
+        softcap=softcap,
+        window_left=left,
+        window_right=right,
+        bottom_right=alignment == "bottom_right",
+    )
+    return compute(problem)[0]
 
 
 def _four_axes(x: Tensor, batch: torch.Size) -> Tensor:
@@ -177,7 +236,7 @@ def scaled_dot_product_attention(
         mask = mask.unsqueeze(1)
     elif mask is not None and mask.dim() > 4:
         mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-    y, _, _ = attention(q, k, v, mask, dropout_p, seed_of(dropout_p), is_causal, scale, 0.0, False)
+    y, _ = compute(Problem(q, k, v, mask=mask, dropout=dropout_p, causal=is_causal, scale=scale))
     shape = (*batch, *y.shape[1:]) if query.dim() > 3 else (*query.shape[:-1], y.shape[-1])
     result: Tensor = y.reshape(shape)
     return result
