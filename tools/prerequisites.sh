@@ -3,6 +3,7 @@
 
 readonly PYTHON_ENV=build/python  # tests/conformance/CMakeLists.txt expects it here
 readonly TORCH_ENV=build/python-torch
+readonly TRANSFORMERS_4_ENV=build/python-transformers-4  # packages before those of TORCH_ENV
 readonly PYTRITON_ENV=build/python-pytriton
 readonly CUDNN_ENV=build/cudnn    # FindCUDNNFrontend.cmake expects it here
 
