@@ -22,6 +22,9 @@ from ._server import DTYPES, Sent, Server, dtype_name, received
 from .errors import CallError, InternalError, NotFound
 
 
+_MOST_IDS = 1024  # of a call
+
+
 class StepOptions(TypedDict, total=False):
     """The options of a step of a cache."""
 
@@ -80,8 +83,6 @@ class Renewals:
     """One thread for the leases of a client, from the first cache on until the last handle is gone. Renews a lease a third of
     its length after the last call that renewed it. Thread-safe."""
 
-    _MOST_IDS = 1024
-
     def __init__(self, renew: Callable[[list[str], float], set[str]]) -> None:
         """`renew` takes ids and a timeout and returns the ids that the server does not have. Raises CallError."""
         self._renew = renew
@@ -137,7 +138,7 @@ class Renewals:
                 if min(times.values()) <= now:
                     # Those that are due soon come along, so that many caches need few calls.
                     due = [lease for lease, at in times.items() if at <= now + lease.seconds / 12]
-                    return sorted(due, key=lambda lease: times[lease])[: self._MOST_IDS]
+                    return sorted(due, key=lambda lease: times[lease])[:_MOST_IDS]
                 wait = min(min(times.values()) - now, 60)
                 del times
                 self._changed.wait(wait)
@@ -427,6 +428,18 @@ class Caches:
         if len(page.caches) != 1:
             raise InternalError(f"not an answer of rapt-server: {len(page.caches)} caches in place of 1")
         return page.caches[0]
+
+    def close(self, caches: Sequence[Cache], timeout: float | None = None) -> None:
+        """Ends caches of this client in one call. The handles are then unusable, also after an error."""
+        ids = [cache.release() for cache in caches]
+        for first in range(0, len(ids), _MOST_IDS):
+            try:
+                self.server.ask(
+                    _Page, "POST", "/rapt/v1/caches/close", {"caches": ids[first : first + _MOST_IDS]}, timeout
+                )
+            except NotFound as error:
+                if not error.reason:  # of a proxy
+                    raise
 
     def list(self, name_prefix: str, timeout: float | None) -> list[CacheInfo]:
         deadline = self.server.calls.deadline(timeout)

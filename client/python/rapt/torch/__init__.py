@@ -1,4 +1,4 @@
-"""rapt for PyTorch: attention as a custom operator, with gradients and torch.compile, and an attention implementation for
+"""rapt for PyTorch: attention as a custom operator, with gradients and torch.compile, and attention implementations for
 transformers.
 
     import rapt.torch
@@ -10,7 +10,20 @@ transformers.
     model = AutoModel.from_pretrained(..., attn_implementation="rapt")
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._operators import attention, scaled_dot_product_attention
 from ._transformers import register_transformers
 
-__all__ = ["attention", "register_transformers", "scaled_dot_product_attention"]
+if TYPE_CHECKING:
+    from ._remote import RemoteCache
+
+__all__ = ["RemoteCache", "attention", "register_transformers", "scaled_dot_product_attention"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RemoteCache":
+        raise AttributeError(f"module 'rapt.torch' has no attribute {name!r}")
+    from ._remote import RemoteCache  # needs transformers
+
+    return RemoteCache

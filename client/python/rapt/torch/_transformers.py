@@ -204,13 +204,19 @@ def _check_tables(model: Any) -> None:
 
 def register_transformers() -> None:
     """Makes attn_implementation="rapt" known to transformers; output_attentions=True returns the weights that the fused
-    computation used. Needs transformers 4.57 or newer.
+    computation used. Needs transformers 4.57 or newer; with 5.24, also makes "rapt-server" known, for models with a
+    RemoteCache.
 
     A model with another attention than rapt knows raises NotImplementedError, which names the argument."""
-    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, cache_utils
 
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, _make_mask)
+    if hasattr(cache_utils, "get_layer_types_and_kwargs"):
+        from . import _remote
+
+        AttentionInterface.register(_remote.NAME, _remote.attention)
+        AttentionMaskInterface.register(_remote.NAME, _remote.mask)
     if hasattr(PreTrainedModel.get_correct_attn_implementation, "__wrapped__"):
         return
     original = PreTrainedModel.get_correct_attn_implementation

@@ -1,0 +1,478 @@
+"""A model of transformers whose attention, keys and values are at a rapt-server, docs/disaggregation.md."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache as ModelCache
+from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+
+from .._caches import Cache, CacheItem
+from .._client import Client
+from .._reports import LayerShape, Storage
+from ..errors import CallError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from ._transformers import _wants_weights
+
+T = TypeVar("T")
+U = TypeVar("U")
+F = TypeVar("F", bound=Callable[..., Any])
+
+NAME = "rapt-server"  # of the attention implementation
+_MOST_CALLS = 16  # at the same time
+_FIELD_BYTES = 65536  # of a call, beside its tensors, at least
+_ITEM_BYTES = 256  # of a sequence's fields in a call, at most
+_AFTER_AN_ERROR = "After an error, call recover() of the RemoteCache first."
+
+# Arguments of attention functions that change nothing here: the mask has the window, and the rest is of the model.
+_IGNORED = frozenset(
+    "cache_position deterministic is_causal logits_to_keep output_attentions output_hidden_states output_router_logits"
+    " position_ids return_dict sliding_window use_cache".split()
+)
+
+
+# torch.compile breaks the graph here, and refuses fullgraph=True with this reason.
+def _eager(function: F) -> F:
+    disable: Any = torch.compiler.disable
+    disabled: F = disable(function, reason=f"attn_implementation={NAME!r} calls a server")
+    return disabled
+
+
+def _refusal(what: str) -> NotImplementedError:
+    return NotImplementedError(f"attn_implementation={NAME!r} does not support {what}")
+
+
+# ---- Masks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a mask says of a forward pass: which of its rows are tokens, and what they see."""
+
+    window: int  # how many of the last tokens a row sees; 0: all
+    past: list[int]  # tokens of each sequence before this pass, without padding
+    new: list[int]  # the tokens of this pass, which are the last ones of its rows
+
+
+def _is_made_like(one: Any, other: Any) -> bool:
+    """Whether two mask functions come from the same code with the same arguments."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_is_made_like, one, other))
+    code: CodeType | None = getattr(one, "__code__", None)
+    if code is None or code is not getattr(other, "__code__", None):
+        return isinstance(one, int) and isinstance(other, int) and one == other
+    cells = [[cell.cell_contents for cell in made.__closure__ or ()] for made in (one, other)]
+    return all(map(_is_made_like, *cells))
+
+
+@_eager
+def mask(
+    batch_size: int,
+    q_length: int,
+    q_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Tensor:
+    """A mask function of transformers: which of the new rows are tokens, [B, 1, 1, Sq], never Sq x T, with its _Rows."""
+    if _is_made_like(mask_function, causal_mask_function):
+        window = 0
+    elif local_size and _is_made_like(mask_function, sliding_window_causal_mask_function(local_size)):
+        window = local_size
+    else:
+        raise _refusal("this mask: it must be causal, or causal with a sliding window, and no other function")
+    columns = q_offset + q_length
+    if attention_mask is None:
+        attention_mask = torch.ones(batch_size, columns, dtype=torch.bool, device=device)
+    if attention_mask.shape[1] < columns:
+        raise ValueError(
+            f"attention_mask has {attention_mask.shape[1]} columns; the {q_offset} tokens in the cache and the {q_length} of"
+            f" this pass need {columns}. {_AFTER_AN_ERROR}"
+        )
+    tokens = attention_mask[:, :columns].bool()
+    if bool((tokens[:, :-1] & ~tokens[:, 1:]).any()):
+        raise _refusal("padding after a token: attention_mask must be 0 only before the first token of a sequence")
+    past, new = (part.sum(1).tolist() for part in (tokens[:, :q_offset], tokens[:, q_offset:]))
+    described = tokens[:, None, None, q_offset:].clone()
+    described._rapt_rows = _Rows(window, past, new)  # type: ignore[attr-defined]
+    return described
+
+
+# ---- The cache ------------------------------------------------------------------------------------
+
+
+class _Layer(CacheLayerMixin):
+    """What a model asks of a layer's keys and values, which are at the servers."""
+
+    is_croppable = True
+
+    def __init__(self, cache: RemoteCache, index: int, window: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cache = weakref.ref(cache)  # no cycle, so that the caches are closed when the last reference is gone
+        self.index, self.window, self.is_sliding = index, window, window > 0
+        self.is_initialized = True
+        self.length = 0  # of a row, with padding
+        self.updated: object = None  # what update() returned and attention has not taken
+
+    @property
+    def cache(self) -> RemoteCache:
+        cache = self._cache()
+        assert cache is not None, "the model holds the cache of its forward pass"
+        return cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        pass
+
+    @_eager
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Returns the new tokens alone. Attention functions get no cache: what they get instead is on the tensors."""
+        key_states, value_states = key_states.view_as(key_states), value_states.view_as(value_states)
+        self.updated = object()
+        for x in (key_states, value_states):
+            x._rapt_update = (self, self.updated)  # type: ignore[attr-defined]
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _close(handles: Sequence[Cache], timeout: float | None = None) -> None:
+    """One call for each server. Caches that could not be closed expire."""
+    for caches in {handle._caches for handle in handles}:
+        try:
+            caches.close([handle for handle in handles if handle._caches is caches], timeout)
+        except (CallError, ValueError):  # ValueError: the client was closed
+            pass
+
+
+def _shut(handles: list[Cache], owned: list[Client], pid: int) -> None:
+    """What is left to do for a RemoteCache that is gone, in the process that made it."""
+    if os.getpid() == pid:
+        _close(handles, timeout=1)
+        for client in owned:
+            client.close()
+    handles.clear()
+
+
+class RemoteCache(ModelCache):
+    """The keys and values of a model of transformers at a rapt-server, or at several, which also compute its attention.
+
+        rapt.torch.register_transformers()
+        model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="rapt-server")
+        with rapt.torch.RemoteCache("http://127.0.0.1:8000", model.config) as cache:
+            tokens = model.generate(**inputs, cache=cache)
+
+    `servers` are addresses or clients; with several, the sequences of a batch go to them in turn. A sequence is one
+    rapt.Cache with all layers. `storage` and `lease` are as of Client.create_cache(); leases are renewed in the background
+    while the cache lives. close(), the end of `with`, the last reference and the end of the interpreter close the caches
+    at the servers.
+
+    Errors of calls are those of rapt.errors and say how to go on. Not thread-safe. Decoders with causal attention,
+    windows, softcap and sinks; NotImplementedError names what else a model or a call wants."""
+
+    def __init__(
+        self,
+        servers: Client | str | Sequence[Client | str],
+        config: Any,
+        *,
+        storage: Storage = "plain",
+        lease: float = 60.0,
+    ) -> None:
+        listed: Sequence[Any] = servers if isinstance(servers, (list, tuple)) else [servers]
+        if not listed or not all(isinstance(server, (Client, str)) for server in listed):
+            raise TypeError(f"servers is {servers!r}; it must be an address or a rapt.Client, or several of them")
+        self._layers = [_Layer(self, n, window) for n, window in enumerate(_windows_of(config))]
+        super().__init__(layers=[*self._layers])
+        clients: list[Client] = [Client(server) if isinstance(server, str) else server for server in listed]
+        owned = [client for client, server in zip(clients, listed) if isinstance(server, str)]
+        self._clients = list(dict.fromkeys(clients))
+        self._storage, self._lease = storage, lease
+        self._sizes: tuple[int, int, int] | None = None  # Hkv, D and Dv of all layers
+        self._most_bytes: dict[Client, int] = {}  # of a call
+        self._threads: ThreadPoolExecutor | None = None
+        self._handles: list[Cache] = []  # of each sequence
+        self._padding: list[int] = []  # before each sequence
+        self._shut = weakref.finalize(self, _shut, self._handles, owned, os.getpid())
+
+    def __enter__(self) -> RemoteCache:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the caches at the servers, and the clients that were made for addresses. Waits at most a second for each
+        server; a cache that could not be closed expires."""
+        self._shut()
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    @property
+    def caches(self) -> list[Cache]:
+        """The cache of each sequence."""
+        return list(self._handles)
+
+    @property
+    def batch_size(self) -> int:
+        return len(self._handles) or -1
+
+    def reset(self) -> None:
+        """Closes the caches at the servers. The next forward pass makes new ones."""
+        self._keep([], [])
+        for layer in self._layers:
+            layer.length = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last tokens of every sequence: -n or 0, as of transformers' caches."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove is {tokens_to_remove}; it must be at most 0: -n removes n tokens")
+        self._truncate(self.get_seq_length() + tokens_to_remove)
+
+    def recover(self) -> int:
+        """After a call that failed: takes all layers of all sequences back to the last tokens that all of them have, and
+        returns how many that are, with padding. generate() with the tokens so far then goes on from there. Raises NotFound
+        if a server does not have the keys and values any more; a new RemoteCache then begins with all tokens."""
+        length = min(layer.length for layer in self._layers)
+        if length == 0:
+            self.reset()  # a prompt in several calls may have evicted its first tokens
+            return 0
+        self._all(Cache.info, self._handles)  # a handle then knows what its cache has of the failed call
+        self._truncate(length)
+        return length
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.batch_select_indices(torch.arange(len(self._handles)).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """The first row that takes a sequence has its cache, the others have forks, which share its pages."""
+        taken: dict[int, int] = {}
+        chosen = [int(index) for index in indices]
+        for row, index in enumerate(chosen):
+            taken.setdefault(index, row)
+        copies = [(row, self._handles[index]) for row, index in enumerate(chosen) if taken[index] != row]
+        handles = [self._handles[index] for index in chosen]
+        forks = self._make(Cache.fork, [parent for _, parent in copies])
+        for (row, _), fork in zip(copies, forks):
+            handles[row] = fork
+        self._keep(handles, [self._padding[index] for index in chosen])
+
+    def _truncate(self, length: int) -> None:
+        """Keeps the first tokens of every row, `length` with padding."""
+
+        def truncate(row: int) -> None:
+            handle, keep = self._handles[row], max(length - self._padding[row], 0)
+            if max(handle.lengths) > keep:
+                handle.truncate(keep)
+
+        self._all(truncate, range(len(self._handles)))
+        for layer in self._layers:
+            layer.length = length
+
+    def _keep(self, handles: list[Cache], padding: list[int]) -> None:
+        """Takes over the sequences, and closes those that are not among them."""
+        gone = [handle for handle in self._handles if handle not in handles]
+        self._handles[:], self._padding = handles, padding
+        _close(gone)
+
+    def _all(self, call: Callable[[T], U], arguments: Sequence[T]) -> list[U]:
+        """Makes a call for each argument, at the same time. Waits for all of them, then raises the first error."""
+        if len(arguments) < 2:
+            return [call(argument) for argument in arguments]
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="rapt-remote")
+        futures: list[Future[U]] = [self._threads.submit(call, argument) for argument in arguments]
+        wait(futures)
+        return [future.result() for future in futures]
+
+    def _make(self, make: Callable[[T], Cache], arguments: Sequence[T]) -> list[Cache]:
+        """Makes a cache for each argument, or raises and leaves none."""
+        made: dict[int, Cache] = {}
+
+        def one(n: int) -> None:
+            made[n] = make(arguments[n])
+
+        try:
+            self._all(one, range(len(arguments)))
+        except BaseException:
+            _close([*made.values()])
+            raise
+        return [made[n] for n in range(len(arguments))]
+
+    # ---- Steps ----
+
+    def attend(self, layer: _Layer, rows: _Rows, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        """Appends the tokens of a pass to a layer and attends with its rows, of which padding is 0. One call for each
+        server, unless that is too large."""
+        self._begin(layer, rows, q, k, v)
+        batch, length = q.shape[0], q.shape[2]
+        q, k, v = (x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (q, k, v))
+        y = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+
+        def step(client: Client) -> None:
+            members = [n for n, handle in enumerate(self._handles) if handle._caches is client._caches and rows.new[n] > 0]
+            spans = [torch.arange((n + 1) * length - rows.new[n], (n + 1) * length) for n in members]
+            index = torch.cat(spans) if spans else torch.arange(0)
+            sent = (q, k, v) if len(index) == len(q) else (q[index], k[index], v[index])
+            counts = [(self._handles[n], rows.new[n]) for n in members]
+            row_bytes = sum(x[0].nbytes for x in (q, k, v))
+            most = (self._most_bytes[client] - _FIELD_BYTES - _ITEM_BYTES * len(members)) // row_bytes
+            for first, items in _calls_of(counts, max(most, 1)):
+                part = slice(first, first + sum(item.rows for item in items))
+                answer = client.attend_caches(layer.index, items, *(x[part] for x in sent), **options).y
+                assert answer is not None
+                y[index[part]] = answer
+
+        try:
+            self._all(step, self._clients)
+        except CallError as error:
+            raise _explained(error, layer.index, len(self._layers)) from error
+        layer.length += length
+        return y.view(batch, length, *y.shape[1:])
+
+    def _begin(self, layer: _Layer, rows: _Rows, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Makes the caches at the first pass, and checks that the pass follows those before."""
+        sizes = k.shape[1], k.shape[3], v.shape[3]
+        if not self._shut.alive:
+            raise ValueError("the RemoteCache was closed")
+        if not self._handles:
+            self._open(sizes, q)
+        if sizes != self._sizes:
+            where = f"{self._sizes} in layer 0, {sizes} in layer {layer.index}"
+            raise _refusal(f"layers of different sizes: Hkv, D, Dv are {where}")
+        if q.shape[0] != len(self._handles):
+            raise ValueError(f"the batch has {q.shape[0]} rows; this RemoteCache has {len(self._handles)}: reset() empties it")
+        if rows.window != layer.window:
+            raise _refusal(
+                f"a mask that the config does not have: the window of layer {layer.index} is {rows.window}, by the config"
+                f" {layer.window} (0: none)"
+            )
+        for n, handle in enumerate(self._handles):
+            known = handle.lengths[layer.index]
+            if known != rows.past[n]:
+                raise ValueError(
+                    f"row {n} has {rows.past[n]} tokens before this pass by its attention_mask, and {known} in layer"
+                    f" {layer.index} of the cache. {_AFTER_AN_ERROR}"
+                )
+        self._padding = [layer.length + q.shape[2] - past - new for past, new in zip(rows.past, rows.new)]
+
+    def _open(self, sizes: tuple[int, int, int], q: Tensor) -> None:
+        heads, size, value_size = sizes
+        shapes = [
+            LayerShape(kv_heads=heads, head_size=size, value_head_size=value_size, keep_last=layer.window)
+            for layer in self._layers
+        ]
+        dtype: Any = str(q.dtype).removeprefix("torch.")
+        for client in self._clients:
+            self._most_bytes[client] = client.info().max_message_bytes
+
+        def create(row: int) -> Cache:
+            client = self._clients[row % len(self._clients)]
+            return client.create_cache(shapes, dtype, storage=self._storage, lease=self._lease)
+
+        self._handles += self._make(create, range(q.shape[0]))
+        self._sizes = sizes
+
+
+def _windows_of(config: Any) -> list[int]:
+    """Of each layer, 0 for none."""
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "is_encoder_decoder", False):
+        raise _refusal(f"encoder-decoder models, such as {text.model_type}: cross attention is not causal")
+    types, arguments = get_layer_types_and_kwargs(text)
+    known = {"full_attention", "sliding_attention"}
+    for n, name in enumerate(types):
+        if name not in known:
+            why = "no keys of its own" if name == "dummy" else f"attention of the type {name}"
+            raise _refusal(f"{text.model_type}, whose layer {n} has {why}; it must be one of {', '.join(sorted(known))}")
+    return [int(one.get("sliding_window") or 0) for one in arguments]
+
+
+def _calls_of(counts: Sequence[tuple[Cache, int]], most: int) -> Iterator[tuple[int, list[CacheItem]]]:
+    """The calls for the tokens of sequences, of `most` rows each: the first row, and the items."""
+    first, taken, items = 0, 0, []
+    for handle, count in counts:
+        while count > 0:
+            part = min(count, most - taken)
+            items.append(CacheItem(handle, part, part))
+            taken, count = taken + part, count - part
+            if taken == most:
+                yield first, items
+                first, taken, items = first + taken, 0, []
+    if items:
+        yield first, items
+
+
+def _explained(error: CallError, layer: int, layers: int) -> CallError:
+    """An error of a step, with what to do."""
+    restart = "a new RemoteCache and generate() with the tokens so far"
+    if isinstance(error, NotFound):
+        advice = f". The keys and values are lost; go on with {restart}"
+    elif isinstance(error, ResourceExhausted):
+        advice = f". Once there is room, call recover() and generate() with the tokens so far; else use {restart}"
+    elif isinstance(error, (Unavailable, DeadlineExceeded)):
+        advice = f". If the server answers again, call recover() and generate() with the tokens so far; else use {restart}"
+    else:
+        advice = ""
+    return type(error)(f"attention of layer {layer} of {layers}: {error}{advice}", error.status, error.reason)
+
+
+# ---- Attention ------------------------------------------------------------------------------------
+
+
+@_eager
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers for models with a RemoteCache: returns y as [B, S, H, D]."""
+    if dropout:
+        raise _refusal("dropout; call model.eval()")
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, s_aux)):
+        raise _refusal("gradients; use torch.no_grad()")
+    if _wants_weights(module, more):
+        raise _refusal("output_attentions")
+    for name, x in more.items():
+        if x is not None and name not in _IGNORED:
+            raise _refusal(f"{name}, which this model passes")
+    layer, updated = getattr(key, "_rapt_update", (None, None))
+    if layer is None or getattr(value, "_rapt_update", (None, None))[1] is not updated:
+        raise _refusal(
+            "keys and values that do not come from a RemoteCache as they are: pass cache=rapt.torch.RemoteCache(...)."
+            " Layers that change them after cache.update() and cross attention cannot use one"
+        )
+    index = getattr(module, "layer_idx", layer.index)
+    if layer.updated is not updated or index != layer.index:
+        raise _refusal(f"layers that share keys: layer {index} uses those of layer {layer.index}")
+    layer.updated = None
+    rows = getattr(attention_mask, "_rapt_rows", None)
+    if rows is None:
+        raise _refusal("a mask of the caller's or the model's own; it must be of transformers' mask functions")
+    options = {"scale": scaling, "softcap": softcap or 0.0, "head_sink": None if s_aux is None else s_aux.detach().float()}
+    return layer.cache.attend(layer, rows, query, key, value, options), None
