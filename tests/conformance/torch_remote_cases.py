@@ -176,18 +176,6 @@ def test_reset_empties_a_cache(llama, address):
         assert torch.equal(generate(llama, cache, prompt=REPEATS), generate(llama, prompt=REPEATS))
 
 
-def test_torch_compile_breaks_its_graph(llama, address):
-    want = generate(llama)
-    llama.set_attn_implementation("rapt-server")
-    llama.forward = torch.compile(llama.forward, backend="eager")
-    with rapt.torch.RemoteCache(address, llama.config) as cache:
-        assert torch.equal(generate(llama, cache, new_tokens=4), want[:, : PROMPT.shape[1] + 4])
-    llama.forward = torch.compile(llama.forward, backend="eager", fullgraph=True)
-    with rapt.torch.RemoteCache(address, llama.config) as cache:
-        with pytest.raises(Exception, match="attn_implementation='rapt-server' calls a server"):
-            generate(llama, cache)
-
-
 def test_the_programs_of_the_document_run(address):
     programs = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     names = {}
