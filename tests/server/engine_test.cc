@@ -20,6 +20,7 @@
 #include "attention/attention.h"
 #include "attention/cpu/cpu_backend.h"
 #include "attention/cudnn/cudnn_backend.h"
+#include "attention/positions/rotary_embedding.h"
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "tests/support/fake_device.h"
@@ -450,6 +451,35 @@ TEST_F(EngineTest, AMaskInSharedMemoryIsCopiedOnce) {
   ASSERT_TRUE(result.status.ok()) << result.status;
   EXPECT_EQ(Floats(result.outputs[Role::kY]), call.v) << "each query sees its own key";
   EXPECT_GE(most_charged, own_bytes);
+}
+
+// Otherwise the caller could change positions between their check and their use.
+TEST_F(EngineTest, PositionsInSharedMemoryAreCopiedBeforeTheyAreChecked) {
+  const std::vector<float> x = {1, 2, 3, 4}, cosines = {1, 0}, sines = {0, 1};
+  int64_t positions[] = {1, 0};
+  RotaryEmbeddingCall call;
+  call.inputs[kTokens] = TensorSpec{DType::kFloat32, {1, 1, 2, 2}};
+  call.inputs[Role::kCosCache] = call.inputs[Role::kSinCache] = TensorSpec{DType::kFloat32, {2, 1}};
+  call.inputs[Role::kPositionIds] = TensorSpec{DType::kInt64, {1, 2}};
+  Request request;
+  request.model = ModelId(kRotaryEmbedding);
+  request.SetOperator(MakeRotaryEmbedding(call).value());
+  const auto bytes = [](const auto& values) {
+    return InputBytes(reinterpret_cast<const std::byte*>(std::data(values)),
+                      static_cast<int64_t>(std::size(values) * sizeof(values[0])));
+  };
+  request.inputs[kTokens] = bytes(x);
+  request.inputs[Role::kCosCache] = bytes(cosines);
+  request.inputs[Role::kSinCache] = bytes(sines);
+  request.inputs[Role::kPositionIds] = bytes(positions);
+  request.inputs[Role::kPositionIds].is_shared = true;
+  request.check_shared_memory = [&]() -> absl::Status {  // runs after the copy
+    positions[0] = positions[1] = int64_t{1} << 40;
+    return absl::OkStatus();
+  };
+  const Result result = Run(std::move(request)).result;
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(Floats(result.outputs[Role::kY]), (std::vector<float>{-2, 1, 3, 4}));
 }
 
 TEST_F(EngineTest, FailsIfSharedMemoryIsRevoked) {

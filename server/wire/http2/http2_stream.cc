@@ -103,7 +103,11 @@ absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
     call_->OnBytesRead(static_cast<int64_t>(count));
     if (!is_whole()) continue;
     has_message_ = traits_.is_unary;
-    if (!traits_.is_unary) connection_->EarnByMessage();
+    if (!traits_.is_unary) {
+      connection_->EarnByMessage();
+    } else if (std::exchange(expects_, false)) {
+      connection_->GrantWindow(id_, 0);  // the call may finish in EndRead()
+    }
     EndRead(true);
   }
   return bytes;
@@ -135,7 +139,9 @@ absl::Span<uint8_t> Http2Stream::DirectPlace() {
           static_cast<size_t>(size_ - received_)};
 }
 
+// The call gives the memory of a message that failed back.
 void Http2Stream::EndRead(bool ok) {
+  if (!ok) body_ = nullptr;
   is_reading_ = false;
   prefix_bytes_ = 0;
   call_->OnReadDone(ok);
@@ -143,6 +149,7 @@ void Http2Stream::EndRead(bool ok) {
 
 void Http2Stream::FailRead(absl::Status status, uint32_t reset_code) {
   is_bad_ = true;
+  body_ = nullptr;
   if (!traits_.is_unary) return connection_->Reset(id_, reset_code);
   is_reading_ = false;
   call_->OnBadRead(std::move(status));
@@ -169,7 +176,7 @@ void Http2Stream::HoldEarly(absl::Span<const uint8_t> bytes) {
   int64_t most = ReceiveWindows::kInitial;
   if (traits_.is_unary) most = std::min(most, size_);
   if (early_.empty()) early_memory_ = engine_.ChargeMessage(most);
-  bytes = bytes.subspan(0, static_cast<size_t>(most) + 1 - early_.size());
+  if (traits_.is_unary) bytes = bytes.subspan(0, static_cast<size_t>(most) + 1 - early_.size());
   early_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
@@ -182,12 +189,14 @@ void Http2Stream::Proceed() {
 }
 
 void Http2Stream::TakeEarly() {
-  if (early_.empty() && !is_whole()) return;
+  if (early_.empty() && !(takes() && is_whole())) return;
   is_taking_ = true;
   while (takes() && (!early_.empty() || is_whole())) {
     const std::string early = std::exchange(early_, {});
     early_memory_ = {};
-    HoldEarly(Take({reinterpret_cast<const uint8_t*>(early.data()), early.size()}));
+    const absl::Span<const uint8_t> rest =
+        Take({reinterpret_cast<const uint8_t*>(early.data()), early.size()});
+    if (!is_bad_) HoldEarly(rest);
   }
   is_taking_ = false;
   connection_->SetUnadmitted(id_, static_cast<int64_t>(early_.size()));

@@ -889,5 +889,12 @@ TEST(LayerErrorsTest, NameALength) {
               AllOf(HasSubstr("nonpad_kv_seqlen"), HasSubstr("6")));
 }
 
+TEST(LayerTest, MaskAndIdsAreCopiedOutOfSharedMemory) {
+  const LayerCase c;
+  const SlotSet copied = OperatorOf(c, RandomLayer(c, 1))->copied_inputs();
+  EXPECT_TRUE(copied.contains(Role::kMask));
+  EXPECT_TRUE(copied.contains(kInputIds));
+}
+
 }  // namespace
 }  // namespace rapt::test
