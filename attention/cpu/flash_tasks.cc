@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 
 #include "attention/mechanism/entmax/entmax.h"
@@ -247,9 +248,14 @@ void Rotate(const Problem& p, const Arguments& a, const Rotation& rotation, int6
   const int64_t first_query = p.section ? p.section->first_query : 0;
   flash.queries = {queries, nullptr, 0, 0};
   flash.rotary = rotation.KeysToRotate(b);
+  const int64_t row_bytes = p.head_size * SizeOf(p.dtype);
   for (int64_t n = 0; n < flash.row_count; ++n) {
-    rows[n].query = n * p.head_size * SizeOf(p.dtype);
-    if (rows[n].score.begin == rows[n].score.end && !rows[n].scores) continue;
+    rows[n].query = n * row_bytes;
+    if (rows[n].score.begin == rows[n].score.end && !rows[n].scores) {
+      // It may have no angle. Kernels choose how to compute by the numbers of all rows.
+      std::memset(queries + rows[n].query, 0, row_bytes);
+      continue;
+    }
     rotation.RotateQuery(a, b, rows[n].head, rows[n].index - first_query, queries + rows[n].query);
   }
 }

@@ -253,6 +253,34 @@ TEST_P(RotaryTest, AHiddenKeyDoesNotMatterWhateverItIs) {
   ExpectSameOutputs(problem, inputs, problem, poisoned);
 }
 
+// Kernels choose how to compute by the numbers of all rows of a task.
+TEST_P(RotaryTest, QueriesThatSeeNoKeyDoNotChangeOthers) {
+  Problem dot_product = Make();
+  dot_product.key_length = 5;
+  dot_product.left_window = 3;
+  dot_product.rope_theta = 10000;
+  Problem additive = dot_product;
+  additive.score_function = ScoreFunction::kAdditive;
+  additive.additive_weight = AdditiveWeight{DType::kFloat32, 1};
+  for (const Problem& problem : {dot_product, additive}) {
+    Problem seeing = problem;
+    seeing.query_length = problem.key_length + problem.left_window;
+    const Inputs inputs = InputsFor(problem);
+    Inputs of_seeing = inputs;
+    of_seeing.query = SliceAxis(inputs.query, 2, 0, seeing.query_length);
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name() + " " + ToText(problem));
+      const Outputs all = RunAttention(problem, inputs, target.Options()).value();
+      const Outputs part = RunAttention(seeing, of_seeing, target.Options()).value();
+      const auto rows = [&](const Tensor& tensor) {
+        return SliceAxis(tensor, 2, 0, seeing.query_length);
+      };
+      EXPECT_TRUE(SameBits("output", rows(all.output), part.output));
+      EXPECT_TRUE(SameBits("lse", rows(*all.lse), *part.lse));
+    }
+  }
+}
+
 // The pairs are divided, kept and in between.
 TEST_P(RotaryTest, ScalesAnglesByDefinition) {
   const RopeScaling llama3{.type = RopeScaling::Type::kLlama3,
