@@ -408,7 +408,8 @@ def test_keys_that_are_shared_or_changed_are_refused(llama, address, monkeypatch
         shared = {}
 
         def of_first(self, keys, values, index, **options):
-            shared.setdefault("first", update(self, keys, values, 0, **options))
+            if not shared:
+                shared["first"] = update(self, keys, values, 0, **options)
             return shared["first"]
 
         monkeypatch.setattr(_remote.RemoteCache, "update", of_first)
@@ -447,3 +448,29 @@ def test_wrong_arguments_are_named(llama, address):
         refused(llama, message, cache, ValueError, PROMPT[:, :1], attention_mask=mask)
         with pytest.raises(ValueError, match="tokens_to_remove is 2; it must be at most 0"):
             cache.crop(2)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "rapt"])
+def test_a_model_with_another_attention_is_refused(llama, address, implementation):
+    llama.set_attn_implementation(implementation)
+    with rapt.torch.RemoteCache(address, llama.config) as cache, torch.no_grad():
+        with pytest.raises(NotImplementedError, match="needs attn_implementation='rapt-server'"):
+            llama(PROMPT, cache=cache)
+        assert not cache.caches
+
+
+def test_a_model_with_attention_of_its_own_is_refused(address):
+    config = transformers.MptConfig(d_model=64, n_heads=4, n_layers=2, vocab_size=100)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.set_attn_implementation("rapt-server")
+    with rapt.torch.RemoteCache(address, config) as cache, torch.no_grad():
+        with pytest.raises(NotImplementedError, match="rapt-server"):
+            model(PROMPT, cache=cache)
+
+
+def test_recovery_after_beams_begins_anew(llama, address):
+    llama.set_attn_implementation("rapt-server")
+    with rapt.torch.RemoteCache(address, llama.config) as cache:
+        llama.generate(PROMPT, cache=cache, num_beams=2, max_new_tokens=4, do_sample=False)
+        assert cache.recover() == 0
+        assert not cache.caches

@@ -242,7 +242,9 @@ def compared(model_type, calls):
         for check in (check_forward, check_attentions, check_gradients, check_generation):
             check(models, arguments)
     except NotImplementedError as error:
-        return "refused", " ".join(str(error).split()).removeprefix("attn_implementation='rapt': ")
+        text = " ".join(str(error).split())
+        own = "attn_implementation='rapt': "
+        return ("refused", text.removeprefix(own)) if text.startswith(own) else ("raises", text[:200])
     except Difference as error:
         return "wrong", str(error)
     except Exception as error:
@@ -342,6 +344,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="its families have other attention in 4")
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_sweep_finds_a_fault(name, calls):
     model_type, attend, make_mask = FAULTS[name]

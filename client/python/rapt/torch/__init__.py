@@ -16,14 +16,16 @@ from ._operators import attention, scaled_dot_product_attention
 from ._transformers import register_transformers
 
 if TYPE_CHECKING:
-    from ._remote import RemoteCache
+    from ._remote import RemoteCache as RemoteCache
 
-__all__ = ["RemoteCache", "attention", "register_transformers", "scaled_dot_product_attention"]
+__all__ = ["attention", "register_transformers", "scaled_dot_product_attention"]  # and RemoteCache, which needs transformers
 
 
 def __getattr__(name: str) -> Any:
     if name != "RemoteCache":
         raise AttributeError(f"module 'rapt.torch' has no attribute {name!r}")
-    from ._remote import RemoteCache  # needs transformers
-
+    try:
+        from ._remote import RemoteCache
+    except ImportError as error:
+        raise ImportError(f"rapt.torch.RemoteCache needs transformers 5.24 or newer: {error}") from error
     return RemoteCache

@@ -32,6 +32,15 @@ class Problem(NamedTuple):
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return _readable(self.q), _readable(self.k), _readable(self.v)
 
+    def _selected_indices(self) -> Tensor | None:
+        """In the library's type."""
+        x = self.selected_indices
+        if x is None or x.dtype == torch.int32:
+            return _contiguous(x)
+        if x.numel() > 0 and not -1 <= int(x.min()) <= int(x.max()) < self.k.shape[2]:
+            raise ValueError(f"selected_indices has {int(x.min())} to {int(x.max())}; k has {self.k.shape[2]} keys, and -1 is unused")
+        return x.to(torch.int32).contiguous()
+
     def options(self) -> Any:
         """Of rapt.attend."""
         window = (self.window_left, self.window_right)
@@ -39,7 +48,7 @@ class Problem(NamedTuple):
             "mask": _with_stride(self.mask),
             "attention_bias": _with_stride(self.attention_bias),
             "head_sink": _contiguous(self.head_sink),
-            "selected_indices": _contiguous(self.selected_indices),
+            "selected_indices": self._selected_indices(),
             "key_lengths": _contiguous(self.key_lengths),
             "dropout": None if self.seed is None else (self.dropout, int(self.seed)),
             "causal": self.causal,
@@ -56,6 +65,12 @@ _PROBLEM = (
     " SymInt? window_right, bool bottom_right"
 )
 _GRADIENTS = {"mask": "d_mask", "attention_bias": "d_attention_bias", "head_sink": "d_head_sink"}  # those that may be wanted
+
+
+def check_integers(name: str, x: Tensor) -> Tensor:
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise ValueError(f"{name} has type {x.dtype}; it must have a type of integers")
+    return x
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -141,7 +156,7 @@ _attention.register_autograd(_differentiate, setup_context=_keep)
 
 def compute(problem: Problem, weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """y and the weights. With dropout and no seed, PyTorch's generator gives one, so that torch.manual_seed() repeats it."""
-    if problem.dropout > 0 and problem.seed is None:
+    if problem.dropout != 0 and problem.seed is None:  # the library refuses what is no probability
         problem = problem._replace(seed=torch.randint(0, 2**62, ()))
     y, _, scores = _attention(*problem, weights)
     return y, scores.detach() if weights else None
@@ -171,11 +186,14 @@ def attention(
     Raises ValueError for what does not fit, NotImplementedError for tensors on other devices."""
     if alignment not in ("top_left", "bottom_right"):
         raise ValueError(f"alignment is {alignment!r}; it must be 'top_left' or 'bottom_right'")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} has {x.dim()} axes; it must have 4, [B, H, S, D]")
     left, right = window or (None, None)
     if key_lengths is not None:
-        key_lengths = torch.as_tensor(key_lengths, dtype=torch.int64)
+        key_lengths = check_integers("key_lengths", torch.as_tensor(key_lengths)).to(torch.int64)
     if selected_indices is not None:
-        selected_indices = selected_indices.to(torch.int32)
+        check_integers("selected_indices", selected_indices)
     problem = Problem(
         query,
         key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,7 +21,7 @@ from .._caches import Cache, CacheItem
 from .._client import Client
 from .._reports import LayerShape, Storage
 from ..errors import CallError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
-from ._transformers import _wants_weights
+from ._transformers import _of_one_type, _wants_weights
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -51,6 +52,15 @@ def _refusal(what: str) -> NotImplementedError:
 
 
 # ---- Masks ----------------------------------------------------------------------------------------
+
+
+class _Passes(threading.local):
+    """Of each thread: whether mask() has been called for a forward pass whose first layer has not begun."""
+
+    has_mask = False
+
+
+_passes = _Passes()
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,7 @@ def mask(
     past, new = (part.sum(1).tolist() for part in (tokens[:, :q_offset], tokens[:, q_offset:]))
     described = tokens[:, None, None, q_offset:].clone()
     described._rapt_rows = _Rows(window, past, new)  # type: ignore[attr-defined]
+    _passes.has_mask = True
     return described
 
 
@@ -136,6 +147,18 @@ class _Layer(CacheLayerMixin):
     @_eager
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Returns the new tokens alone. Attention functions get no cache: what they get instead is on the tensors."""
+        layers = self.cache._layers
+        if self.index == 0 and len(layers) > 1:  # what a pass that failed left
+            for layer in layers:
+                layer.updated = None
+        before = layers[max(self.index - 1, 0)]
+        if before.updated is not None or (self.index == 0 and not _passes.has_mask):
+            raise _refusal(
+                "a mask of the caller's or the model's own, and a RemoteCache needs attn_implementation='rapt-server': the"
+                " model has not asked it for a mask, or has computed attention without it"
+            )
+        if self.index == 0:
+            _passes.has_mask = False
         key_states, value_states = key_states.view_as(key_states), value_states.view_as(value_states)
         self.updated = object()
         for x in (key_states, value_states):
@@ -208,6 +231,7 @@ class RemoteCache(ModelCache):
         self._threads: ThreadPoolExecutor | None = None
         self._handles: list[Cache] = []  # of each sequence
         self._padding: list[int] = []  # before each sequence
+        self._has_branched = False  # beams: callers do not know which sequence a row has
         self._shut = weakref.finalize(self, _shut, self._handles, owned, os.getpid())
 
     def __enter__(self) -> RemoteCache:
@@ -234,27 +258,44 @@ class RemoteCache(ModelCache):
 
     def reset(self) -> None:
         """Closes the caches at the servers. The next forward pass makes new ones."""
+        self._check_open()
         self._keep([], [])
+        self._has_branched = False
         for layer in self._layers:
-            layer.length = 0
+            layer.length, layer.updated = 0, None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last tokens of every sequence: -n or 0, as of transformers' caches."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove is {tokens_to_remove}; it must be at most 0: -n removes n tokens")
+        self._check_open()
         self._truncate(self.get_seq_length() + tokens_to_remove)
 
     def recover(self) -> int:
         """After a call that failed: takes all layers of all sequences back to the last tokens that all of them have, and
-        returns how many that are, with padding. generate() with the tokens so far then goes on from there. Raises NotFound
+        returns how many that are, with padding. generate() with the tokens so far then goes on from there. Returns 0, and
+        generate() begins with all tokens, after beams, and if a window has evicted tokens that it would need. Raises NotFound
         if a server does not have the keys and values any more; a new RemoteCache then begins with all tokens."""
+        self._check_open()
+        for layer in self._layers:
+            layer.updated = None
         length = min(layer.length for layer in self._layers)
-        if length == 0:
-            self.reset()  # a prompt in several calls may have evicted its first tokens
+        if length == 0 or self._has_branched:
+            self.reset()
             return 0
         self._all(Cache.info, self._handles)  # a handle then knows what its cache has of the failed call
-        self._truncate(length)
+        try:
+            self._truncate(length)
+        except ValueError as error:
+            if getattr(error, "reason", "") != "evicted":
+                raise
+            self.reset()
+            return 0
         return length
+
+    def _check_open(self) -> None:
+        if not self._shut.alive:
+            raise ValueError("the RemoteCache was closed")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -266,6 +307,7 @@ class RemoteCache(ModelCache):
         """The first row that takes a sequence has its cache, the others have forks, which share its pages."""
         taken: dict[int, int] = {}
         chosen = [int(index) for index in indices]
+        self._has_branched = True
         for row, index in enumerate(chosen):
             taken.setdefault(index, row)
         copies = [(row, self._handles[index]) for row, index in enumerate(chosen) if taken[index] != row]
@@ -351,8 +393,7 @@ class RemoteCache(ModelCache):
     def _begin(self, layer: _Layer, rows: _Rows, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Makes the caches at the first pass, and checks that the pass follows those before."""
         sizes = k.shape[1], k.shape[3], v.shape[3]
-        if not self._shut.alive:
-            raise ValueError("the RemoteCache was closed")
+        self._check_open()
         if not self._handles:
             self._open(sizes, q)
         if sizes != self._sizes:
@@ -452,15 +493,6 @@ def attention(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """An attention function of transformers for models with a RemoteCache: returns y as [B, S, H, D]."""
-    if dropout:
-        raise _refusal("dropout; call model.eval()")
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, s_aux)):
-        raise _refusal("gradients; use torch.no_grad()")
-    if _wants_weights(module, more):
-        raise _refusal("output_attentions")
-    for name, x in more.items():
-        if x is not None and name not in _IGNORED:
-            raise _refusal(f"{name}, which this model passes")
     layer, updated = getattr(key, "_rapt_update", (None, None))
     if layer is None or getattr(value, "_rapt_update", (None, None))[1] is not updated:
         raise _refusal(
@@ -471,8 +503,19 @@ def attention(
     if layer.updated is not updated or index != layer.index:
         raise _refusal(f"layers that share keys: layer {index} uses those of layer {layer.index}")
     layer.updated = None
+    if dropout:
+        raise _refusal("dropout; call model.eval()")
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, s_aux)):
+        raise _refusal("gradients; use torch.no_grad()")
+    if _wants_weights(module, more):
+        raise _refusal("output_attentions")
+    for name, x in more.items():
+        if x is not None and name not in _IGNORED:
+            raise _refusal(f"{name}, which this model passes")
+    query, key, value = _of_one_type(query, key, value)
     rows = getattr(attention_mask, "_rapt_rows", None)
     if rows is None:
         raise _refusal("a mask of the caller's or the model's own; it must be of transformers' mask functions")
-    options = {"scale": scaling, "softcap": softcap or 0.0, "head_sink": None if s_aux is None else s_aux.detach().float()}
+    sinks = None if s_aux is None else s_aux.detach().to(torch.promote_types(s_aux.dtype, torch.float32))
+    options = {"scale": scaling, "softcap": softcap or 0.0, "head_sink": sinks}
     return layer.cache.attend(layer, rows, query, key, value, options), None

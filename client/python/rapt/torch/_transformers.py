@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._masks import Mask, Rule, rule_of
-from ._operators import Problem, compute
+from ._operators import Problem, check_integers, compute
 
 NAME = "rapt"
 
@@ -118,8 +118,10 @@ def _see(problem: Problem, module: torch.nn.Module, mask: Tensor | None, is_caus
         if is_causal:
             raise _refuse(module, "is causal but has no mask, with which transformers' eager attention sees all keys")
     causal = bool(is_causal) and queries > 1
+    if causal and queries != keys:
+        raise _refuse(module, f"is causal and has no mask, which does not say where its {queries} queries are among {keys} keys")
     if window is not None and window < keys:
-        if not causal or queries != keys:
+        if not causal:
             raise _refuse(module, f"has sliding_window={window} and no mask, for {queries} queries and {keys} keys")
         return problem._replace(causal=True, window_left=window - 1)
     return problem._replace(causal=causal)
@@ -179,7 +181,7 @@ def _attend(
         v,
         attention_bias=position_bias,
         head_sink=None if s_aux is None else s_aux.reshape(-1).to(torch.promote_types(s_aux.dtype, torch.float32)),
-        selected_indices=None if indices is None else indices.to(torch.int32).unsqueeze(1),
+        selected_indices=None if indices is None else check_integers("indices", indices).unsqueeze(1),
         dropout=dropout,
         scale=scaling,
         softcap=softcap or 0.0,
@@ -195,11 +197,12 @@ def _attend(
 _TABLES = ("ATTENTION_CLASSES", "ATTENTION_FUNCTION")
 
 
-def _check_tables(model: Any) -> None:
+def _check_tables(model: Any, implementation: str) -> None:
     """Refuses a model that chooses its attention from a table of its own, which would raise KeyError."""
     for name, table in vars(sys.modules[type(model).__module__]).items():
-        if name.endswith(_TABLES) and NAME not in table:
-            raise _refuse(model, f"has attention of its own, {name}, for {', '.join(table)} only")
+        if name.endswith(_TABLES) and implementation not in table:
+            what = f"has attention of its own, {name}, for {', '.join(table)} only"
+            raise NotImplementedError(f"attn_implementation='{implementation}': {type(model).__name__} {what}")
 
 
 def register_transformers() -> None:
@@ -223,8 +226,8 @@ def register_transformers() -> None:
 
     @functools.wraps(original)
     def checked(self: Any, requested_attention: str | None, *more: Any, **named: Any) -> Any:
-        if requested_attention == NAME:
-            _check_tables(self)
+        if requested_attention in (NAME, "rapt-server"):
+            _check_tables(self, requested_attention)
         return original(self, requested_attention, *more, **named)
 
     PreTrainedModel.get_correct_attn_implementation = checked  # type: ignore[method-assign]
