@@ -12,7 +12,7 @@ function along(stops, share) {
   return low.map((channel, n) => Math.round(channel + (high[n] - channel) * (at - below)));
 }
 
-/** @typedef {{low: number, high: number, isAround0: boolean}} Range */
+/** @typedef {{low: number, high: number, isAround0: boolean, isRoot?: boolean}} Range `isRoot`: colours of the square root, for weights */
 
 /** Weights are from 0 to 1; other values around 0 if they have both signs. @returns {Range} */
 export function rangeOf(values, isWeight) {
@@ -30,9 +30,10 @@ export function rangeOf(values, isWeight) {
 }
 
 /** @returns {number[]} red, green, blue */
-export function colourOf(value, {low, high, isAround0}) {
+export function colourOf(value, {low, high, isAround0, isRoot}) {
   if (Number.isNaN(value)) return [213, 0, 140];
-  return along(isAround0 ? AROUND_0 : VIRIDIS, (value - low) / (high - low));
+  const share = (value - low) / (high - low);
+  return along(isAround0 ? AROUND_0 : VIRIDIS, isRoot ? Math.sqrt(Math.max(share, 0)) : share);
 }
 
 /** What a mask hides, as style.css has it for the legend. Saved pictures are light. */

@@ -9,10 +9,11 @@ export class Heads extends HTMLElement {
   #weights = null;  // that the pictures show
   #pictures = [];   // [canvas, matrix]
   #title = el('h3');
+  #hint = el('p', {className: 'quiet', hidden: true}, 'Colours are those of the square root of a weight, so that small ones are seen.');
   #grid = el('div', {className: 'heads', role: 'group'});
 
   connectedCallback() {
-    this.append(this.#title, this.#grid);
+    this.append(this.#title, this.#hint, this.#grid);
   }
 
   /**
@@ -29,22 +30,37 @@ export class Heads extends HTMLElement {
     this.#title.textContent = title || (layers > 1 ? 'Layers × heads' : 'Heads');
     this.#grid.setAttribute('aria-label', this.#title.textContent);
     this.#weights = weights;
-    [...this.#grid.children].forEach((button, n) => button.setAttribute('aria-pressed', n === chosen.layer * heads + chosen.head));
+    this.#grid.querySelectorAll('button').forEach((button, n) => button.setAttribute('aria-pressed', n === chosen.layer * heads + chosen.head));
   }
 
+  /** One layer as buttons with their names; several as a table of pictures, a row for each layer. */
   #draw(layers, heads, matrixOf) {
-    this.#grid.style.gridTemplateColumns = layers > 1 ? `repeat(${heads}, minmax(40px, 1fr))` : '';
+    const isTable = layers > 1;
+    this.#hint.hidden = !isTable;
+    this.#grid.classList.toggle('table', isTable);
+    this.#grid.style.gridTemplateColumns = isTable ? `auto repeat(${heads}, minmax(24px, 1fr))` : '';
     this.#pictures = [];
-    this.#grid.replaceChildren(...Array.from({length: layers * heads}, (_, n) => {
-      const layer = Math.floor(n / heads), head = n % heads;
-      const canvas = el('canvas', {'aria-hidden': 'true'});
-      this.#pictures.push([canvas, matrixOf(layer, head)]);
-      const button = el('button', {type: 'button'}, canvas, layers > 1 ? `layer ${layer}, head ${head}` : `head ${head}`);
-      button.addEventListener('click', () =>
-        this.dispatchEvent(new CustomEvent('choosehead', {detail: {layer, head}, bubbles: true})));
-      return button;
-    }));
+    const number = (n) => el('span', {className: 'quiet', 'aria-hidden': 'true'}, n);
+    const buttons = Array.from({length: layers}, (_, layer) => [
+      ...(isTable ? [number(layer)] : []),
+      ...Array.from({length: heads}, (_, head) => this.#button(layer, head, isTable, matrixOf)),
+    ]).flat();
+    this.#grid.replaceChildren(...(isTable ? ['', ...Array(heads).keys()].map(number) : []), ...buttons);
     this.redraw();
+  }
+
+  #button(layer, head, isTable, matrixOf) {
+    const canvas = el('canvas', {'aria-hidden': 'true'}), name = `layer ${layer}, head ${head}`;
+    const matrix = matrixOf(layer, head);
+    this.#pictures.push([canvas, {...matrix, range: {...matrix.range, isRoot: isTable}}]);
+    const button = el('button', {type: 'button'}, canvas, ...(isTable ? [] : [`head ${head}`]));
+    if (isTable) {
+      button.title = name;
+      button.setAttribute('aria-label', name);
+    }
+    button.addEventListener('click', () =>
+      this.dispatchEvent(new CustomEvent('choosehead', {detail: {layer, head}, bubbles: true})));
+    return button;
   }
 
   redraw() {

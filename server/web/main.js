@@ -9,7 +9,7 @@ import {attendInLayer, describeLayer, layerCallOf, listLayers} from './layers.js
 import {matrixOfWeights, pngOf, svgOf} from './matrix.js';
 import {changeOf, mostOf} from './reading.js';
 import {askForTokenAgain, describeServer, onTokenNeeded} from './server.js';
-import {sourceOfArrays, sourceOfLayer, sourceOfNumbers, sourceOfSentence} from './sources.js';
+import {isWeights, sourceOfArrays, sourceOfLayer, sourceOfNumbers, sourceOfSentence} from './sources.js';
 import {DEFAULTS, formatState, parseState} from './state.js';
 import {el} from './text.js';
 
@@ -154,6 +154,7 @@ function render() {
   const layer = clamped(state.layer, layers), head = clamped(state.head, count);
   const matrix = matrixOf(layer, head);
   $('#note').textContent = shown.source.note;
+  $('#map-title').textContent = layers > 1 ? `Attention weights: layer ${layer}, head ${head}` : 'Attention weights';
   setPainting();
   showWhetherShown();
   map.show(matrix, {name: 'Attention weights', isTable: state.table});
@@ -402,7 +403,8 @@ async function useFiles(chosen) {
     const {arrays, labels} = await readFiles(chosen);
     // Words that come alone are those of the arrays that are there.
     files = {arrays: arrays.size === 0 && files ? files.arrays : arrays, labels};
-    show({source: 'files', head: 0, layer: 0});
+    const isMissing = isWeights(files) && ![...OF_WEIGHTS, ...WITHOUT_WEIGHTS].includes(currentView());
+    show({source: 'files', head: 0, layer: 0, ...(isMissing && {view: 'lines'})});
   } catch (error) {
     fail(error);
   }

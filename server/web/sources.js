@@ -1,5 +1,5 @@
 // Where queries, keys and values come from: a sentence, numbers, or arrays of files.
-import {tensor} from './tensor.js';
+import {sizeOf, tensor} from './tensor.js';
 
 /**
  * @typedef {Object} Source
@@ -179,11 +179,12 @@ function numbered(queries, keys) {
 
 // --- Arrays of files -----------------------------------------------------------------------------
 
+const MODEL = 'model';  // whose weights rapt.capture kept: a text
 const NAMES = {q: /(^|\W|_)(q|query|queries)$/i, k: /(^|\W|_)(k|key|keys)$/i, v: /(^|\W|_)(v|value|values)$/i};
 
 /** The words of text files: of one those of queries, and of keys if there are as many; of two those whose name says so. */
 function namedBy(labels, queries, keys) {
-  const names = [...labels.keys()];
+  const names = [...labels.keys()].filter((name) => name !== MODEL);
   const nameOf = (letter) => names.find((name) => NAMES[letter].test(name.replace(/\.txt$/i, '')));
   const ofKeys = nameOf('k'), ofQueries = nameOf('q') ?? names.find((name) => name !== ofKeys);
   const read = (name, count, what) => {
@@ -222,7 +223,8 @@ function toWeights(t, name) {
   }
   checkNotEmpty(t, name);
   const [layers, batch, ...rest] = t.shape;
-  const size = rest.reduce((a, b) => a * b);
+  if (batch === 1) return tensor('FP32', [layers, ...rest], t.values);
+  const size = sizeOf(rest);
   const values = new Float32Array(layers * size);
   for (let layer = 0; layer < layers; ++layer) {
     const first = layer * batch * size;
@@ -230,6 +232,9 @@ function toWeights(t, name) {
   }
   return tensor('FP32', [layers, ...rest], values);
 }
+
+/** Whether files have weights, and not the inputs of a call. */
+export const isWeights = ({arrays}) => arrays.size === 1 && !NAMES.q.test([...arrays.keys()][0]);
 
 /**
  * Arrays named q, k and v are inputs of attention; a single other array is shown as weights.
@@ -246,14 +251,19 @@ export function sourceOfArrays({arrays, labels}) {
     const q = found.q, k = found.k ?? q, v = found.v ?? k;
     return {note: `Arrays of your files: q [${q.shape}], k [${k.shape}], v [${v.shape}].`, ...namedBy(labels, q.shape[2], k.shape[2]), q, k, v};
   }
+  const model = labels.get(MODEL)?.[0];
   if (arrays.size === 0) throw new RangeError('The files have words and no arrays; drop arrays, too.');
   if (arrays.size !== 1) {
     throw new RangeError(`The files have the arrays ${[...arrays.keys()].join(', ')}; name three of them q, k and v, or drop one array of weights.`);
   }
   const [[name, array]] = arrays;
   const weights = toWeights(array, name);
-  const [, , queries, keys] = weights.shape;
+  const [layers, heads, queries, keys] = weights.shape;
   const outside = weights.values.reduce((count, x) => count + (x < 0 || x > 1), 0);
   const note = outside ? ` ${outside} of its numbers are not from 0 to 1: they have the colour of 0 or 1, whichever is nearer.` : '';
-  return {note: `${name} [${array.shape}], shown as it is; the server computed nothing.${note}`, ...namedBy(labels, queries, keys), weights};
+  const what = model ? `${model}, ${layers} layers × ${heads} heads: ` : '';
+  return {
+    note: `${what}${name} [${array.shape}], shown as it is; the server computed nothing.${note}`,
+    ...namedBy(labels, queries, keys), weights,
+  };
 }

@@ -2,7 +2,7 @@
 
 /** @typedef {{datatype: string, shape: number[], values: ArrayLike<number>}} Tensor */
 
-const BYTES = {FP64: 8, FP32: 4, FP16: 2, BF16: 2, BOOL: 1, INT32: 4, INT64: 8};
+export const BYTES = {FP64: 8, FP32: 4, FP16: 2, BF16: 2, BOOL: 1, INT32: 4, INT64: 8};
 
 /** @returns {Tensor} */
 export function tensor(datatype, shape, values) {
