@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,17 +20,27 @@ struct HeadWeights {
   std::vector<double> values;
 };
 
+// The names of a table's rows and columns.
+struct HeadTable {
+  std::vector<std::string> rows, columns;
+};
+
 // Heads of the same shape, drawn side by side on one colour scale.
 struct AttentionFigure {
   std::string title;
   std::vector<std::string> query_labels;  // one per row
   std::vector<std::string> key_labels;    // one per column
   std::vector<HeadWeights> heads;
+  std::optional<HeadTable> table = std::nullopt;  // of the heads, row by row
 };
 
 // Draws a grid of cells per head, with values where cells are large enough. A matrix larger than
 // the panel's resolution is reduced to the largest value of each block, and the picture says so.
 Picture DrawHeatMap(const AttentionFigure& figure);
+
+// Draws the figure's table: a small picture for each head, without labels and values.
+// REQUIRES: a table, with rows x columns heads.
+Picture DrawHeadTable(const AttentionFigure& figure);
 
 // Draws one query's attention as a bar per key. If there are too many keys, draws those with the
 // largest values.

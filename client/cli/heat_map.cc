@@ -24,10 +24,14 @@ constexpr int kColourBarSteps = 128;
 constexpr int64_t kMaxRectangles = 64;  // cells per side; beyond that, pixels
 constexpr size_t kMaxBars = 40;
 
+// Of colours by values.
+enum class Growth : uint8_t { kLinear, kRoot };
+
 // The scale of colours and numbers, shared by all panels.
 class Scale {
  public:
-  explicit Scale(const std::vector<HeadWeights>& heads) {
+  explicit Scale(const std::vector<HeadWeights>& heads, Growth growth = Growth::kLinear)
+      : growth_(growth) {
     double low = std::numeric_limits<double>::infinity(), high = -low;
     for (const HeadWeights& head : heads) {
       for (const double value : head.values) {
@@ -46,7 +50,10 @@ class Scale {
 
   double low() const { return low_; }
   double high() const { return high_; }
-  double Share(double value) const { return (value - low_) / (high_ - low_); }
+  double Share(double value) const {
+    const double share = (value - low_) / (high_ - low_);
+    return growth_ == Growth::kRoot ? std::sqrt(std::max(share, 0.0)) : share;
+  }
 
   // True for a masked key or a weight of exactly zero.
   bool IsBlank(double value) const {
@@ -63,6 +70,7 @@ class Scale {
   }
 
  private:
+  Growth growth_;
   double low_ = 0, high_ = 1;
   bool are_weights_ = true;
   int decimals_ = 2;
@@ -128,12 +136,60 @@ double CellSize(int64_t cells, double extent) {
   return size >= 4 ? std::floor(size) : size;
 }
 
-class HeatMapLayout : Plotter {
+// Matrices of numbers as colours.
+class ColourPlotter : protected Plotter {
+ protected:
+  ColourPlotter(const AttentionFigure& figure, Growth growth)
+      : Plotter(figure.title), figure_(figure), scale_(figure.heads, growth) {}
+
+  void DrawPixels(const std::vector<double>& values, int64_t rows, int64_t columns,
+                  const Point& corner, double width, double height) {
+    Pixels pixels{
+        corner.x, corner.y, width, height, static_cast<int>(columns), static_cast<int>(rows), {}};
+    pixels.cells.reserve(values.size());
+    for (const double value : values) pixels.cells.push_back(scale_.ColourOf(value));
+    Add(std::move(pixels));
+  }
+
+  void AddHoverGrid(const std::vector<double>& values, const Axis& rows, const Axis& columns,
+                    const Point& corner, double width, double height) {
+    HoverGrid hover{corner.x, corner.y, width, height, rows.ranges, columns.ranges, {}};
+    for (const double value : values) hover.values.push_back(absl::StrFormat("%.4g", value));
+    picture_.hover_grids.push_back(std::move(hover));
+  }
+
+  // Returns its right and lower end.
+  std::pair<double, double> DrawColourBar(double x, double y, double room) {
+    const double height = std::clamp(room, 96.0, 320.0);
+    Pixels bar{x, y, kColourBarWidth, height, 1, kColourBarSteps, {}};
+    for (int step = 0; step < kColourBarSteps; ++step) {
+      bar.cells.push_back(Viridis(1 - (step + 0.5) / kColourBarSteps));
+    }
+    Add(std::move(bar));
+    double widest = 0;
+    for (const double tick : Ticks(scale_.low(), scale_.high())) {
+      const double level = y + height * (1 - scale_.Share(tick));
+      const std::string label = FormatTick(tick);
+      Add(Line{x + kColourBarWidth, level, x + kColourBarWidth + 4, level, kAxis});
+      Add(Text{x + kColourBarWidth + 8, level, label, kNoteSize, kInk});
+      widest = std::max(widest, TextWidth(label, kNoteSize));
+    }
+    return {x + kColourBarWidth + 8 + widest + kMargin, y + height};
+  }
+
+  const AttentionFigure& figure_;
+  const Scale scale_;
+};
+
+std::string NoteOfBlocks(const Axis& rows, const Axis& columns) {
+  if (rows.block == 1 && columns.block == 1) return "";
+  return absl::StrFormat("each cell is the largest of %d × %d", rows.block, columns.block);
+}
+
+class HeatMapLayout : ColourPlotter {
  public:
   explicit HeatMapLayout(const AttentionFigure& figure)
-      : Plotter(figure.title),
-        figure_(figure),
-        scale_(figure.heads),
+      : ColourPlotter(figure, Growth::kLinear),
         grid_(figure.heads.size()),
         rows_(figure.query_labels, static_cast<int64_t>(grid_.extent)),
         columns_(figure.key_labels, static_cast<int64_t>(grid_.extent)) {
@@ -160,18 +216,18 @@ class HeatMapLayout : Plotter {
     left_ = kMargin + kAxisTitleRoom + WidestLabel(rows_.labels) + kLabelGap;
     if (!keys_level_) left_ = std::max(left_, kMargin + widest_key * std::sqrt(0.5));
     top_ = kMargin + kTitleSize + 16;
-    if (HasBlocks()) top_ += kNoteSize + 6;
+    if (!NoteOfBlocks(rows_, columns_).empty()) top_ += kNoteSize + 6;
     const bool titled = std::any_of(figure.heads.begin(), figure.heads.end(),
                                     [](const HeadWeights& head) { return !head.title.empty(); });
     panel_title_room_ = titled ? kPanelTitleSize + 12 : 0;
   }
 
   Picture Draw() && {
-    DrawTitle(HasBlocks() ? absl::StrFormat("each cell is the largest of %d × %d", rows_.block,
-                                            columns_.block)
-                          : "");
+    DrawTitle(NoteOfBlocks(rows_, columns_));
     for (size_t panel = 0; panel < figure_.heads.size(); ++panel) DrawPanel(panel);
-    const auto [width, height] = DrawColourBar();
+    const size_t across = std::min(grid_.columns, figure_.heads.size());
+    const auto [width, height] = DrawColourBar(left_ + across * (CellsWidth() + kPanelGap),
+                                               top_ + panel_title_room_, CellsHeight());
     const size_t rows = (figure_.heads.size() + grid_.columns - 1) / grid_.columns;
     return std::move(*this).Finish(
         width, std::max(height, top_ + rows * PanelHeight() - kPanelGap) + kMargin / 2);
@@ -183,7 +239,6 @@ class HeatMapLayout : Plotter {
   double PanelHeight() const {
     return panel_title_room_ + CellsHeight() + key_label_room_ + kAxisTitleRoom + kPanelGap;
   }
-  bool HasBlocks() const { return rows_.block > 1 || columns_.block > 1; }
 
   void DrawPanel(size_t panel) {
     const HeadWeights& head = figure_.heads[panel];
@@ -199,11 +254,11 @@ class HeatMapLayout : Plotter {
     if (rows_.cells() <= kMaxRectangles && columns_.cells() <= kMaxRectangles) {
       DrawRectangles(values, x, y);
     } else {
-      DrawPixels(values, x, y);
+      DrawPixels(values, rows_.cells(), columns_.cells(), {x, y}, CellsWidth(), CellsHeight());
     }
     if (panel % grid_.columns == 0) DrawQueryLabels(x, y);
     DrawKeyLabels(x, y);
-    AddHoverGrid(values, x, y);
+    AddHoverGrid(values, rows_, columns_, {x, y}, CellsWidth(), CellsHeight());
   }
 
   void DrawRectangles(const std::vector<double>& values, double x, double y) {
@@ -223,19 +278,6 @@ class HeatMapLayout : Plotter {
                  scale_.Format(value), size, ReadableOn(colour), Anchor::kMiddle});
       }
     }
-  }
-
-  void DrawPixels(const std::vector<double>& values, double x, double y) {
-    Pixels pixels{x,
-                  y,
-                  CellsWidth(),
-                  CellsHeight(),
-                  static_cast<int>(columns_.cells()),
-                  static_cast<int>(rows_.cells()),
-                  {}};
-    pixels.cells.reserve(values.size());
-    for (const double value : values) pixels.cells.push_back(scale_.ColourOf(value));
-    Add(std::move(pixels));
   }
 
   void DrawQueryLabels(double x, double y) {
@@ -261,36 +303,6 @@ class HeatMapLayout : Plotter {
              kNoteSize, kFaintInk, Anchor::kMiddle});
   }
 
-  void AddHoverGrid(const std::vector<double>& values, double x, double y) {
-    HoverGrid hover{x, y, CellsWidth(), CellsHeight(), rows_.ranges, columns_.ranges, {}};
-    for (const double value : values) hover.values.push_back(absl::StrFormat("%.4g", value));
-    picture_.hover_grids.push_back(std::move(hover));
-  }
-
-  // Returns its right and lower end.
-  std::pair<double, double> DrawColourBar() {
-    const size_t across = std::min(grid_.columns, figure_.heads.size());
-    const double x = left_ + across * (CellsWidth() + kPanelGap);
-    const double y = top_ + panel_title_room_;
-    const double height = std::clamp(CellsHeight(), 96.0, 320.0);
-    Pixels bar{x, y, kColourBarWidth, height, 1, kColourBarSteps, {}};
-    for (int step = 0; step < kColourBarSteps; ++step) {
-      bar.cells.push_back(Viridis(1 - (step + 0.5) / kColourBarSteps));
-    }
-    Add(std::move(bar));
-    double widest = 0;
-    for (const double tick : Ticks(scale_.low(), scale_.high())) {
-      const double level = y + height * (1 - scale_.Share(tick));
-      const std::string label = FormatTick(tick);
-      Add(Line{x + kColourBarWidth, level, x + kColourBarWidth + 4, level, kAxis});
-      Add(Text{x + kColourBarWidth + 8, level, label, kNoteSize, kInk});
-      widest = std::max(widest, TextWidth(label, kNoteSize));
-    }
-    return {x + kColourBarWidth + 8 + widest + kMargin, y + height};
-  }
-
-  const AttentionFigure& figure_;
-  const Scale scale_;
   const PanelGrid grid_;
   const Axis rows_, columns_;
   double cell_width_ = 0, cell_height_ = 0;
@@ -299,6 +311,63 @@ class HeatMapLayout : Plotter {
   double key_label_room_ = 0;
   double panel_title_room_ = 0;
   double left_ = 0, top_ = 0;  // of the first panel's cells, without its title
+};
+
+// Colours grow with the root of the values, so that small ones are seen in small pictures.
+class HeadTableLayout : ColourPlotter {
+ public:
+  explicit HeadTableLayout(const AttentionFigure& figure)
+      : ColourPlotter(figure, Growth::kRoot),
+        rows_(figure.query_labels, kThumbnail),
+        columns_(figure.key_labels, kThumbnail) {
+    const auto longest = std::max(rows_.cells(), columns_.cells());
+    width_ = kThumbnail * static_cast<double>(columns_.cells()) / static_cast<double>(longest);
+    height_ = kThumbnail * static_cast<double>(rows_.cells()) / static_cast<double>(longest);
+    left_ = kMargin + WidestLabel(figure.table->rows) + kLabelGap;
+    step_ = std::max(width_, WidestLabel(figure.table->columns)) + kThumbnailGap;
+    top_ = kMargin + kTitleSize + 32;
+    if (!NoteOfBlocks(rows_, columns_).empty()) top_ += kNoteSize + 6;
+  }
+
+  Picture Draw() && {
+    DrawTitle(NoteOfBlocks(rows_, columns_));
+    const HeadTable& table = *figure_.table;
+    for (size_t column = 0; column < table.columns.size(); ++column) {
+      Add(Text{XOf(column) + width_ / 2, top_ - 12, table.columns[column], kLabelSize, kInk,
+               Anchor::kMiddle});
+    }
+    for (size_t row = 0; row < table.rows.size(); ++row) {
+      Add(Text{left_ - kLabelGap, YOf(row) + height_ / 2, table.rows[row], kLabelSize, kInk,
+               Anchor::kEnd});
+      for (size_t column = 0; column < table.columns.size(); ++column) DrawHead(row, column);
+    }
+    const auto [width, height] = DrawColourBar(XOf(table.columns.size()) + kThumbnailGap, top_,
+                                               YOf(table.rows.size()) - top_);
+    return std::move(*this).Finish(width, std::max(height, YOf(table.rows.size())) + kMargin);
+  }
+
+ private:
+  static constexpr int64_t kThumbnail = 80;
+  static constexpr double kThumbnailGap = 8;
+
+  double XOf(size_t column) const { return left_ + static_cast<double>(column) * step_; }
+  double YOf(size_t row) const {
+    return top_ + static_cast<double>(row) * (height_ + kThumbnailGap);
+  }
+
+  void DrawHead(size_t row, size_t column) {
+    const HeadWeights& head = figure_.heads[row * figure_.table->columns.size() + column];
+    const Point corner{XOf(column), YOf(row)};
+    const std::vector<double> values =
+        LargestOfBlocks(head.values, columns_.elements, rows_, columns_);
+    DrawPixels(values, rows_.cells(), columns_.cells(), corner, width_, height_);
+    AddHoverGrid(values, rows_, columns_, corner, width_, height_);
+  }
+
+  const Axis rows_, columns_;
+  double width_ = 0, height_ = 0;  // of a head
+  double step_ = 0;                // from a column to the next
+  double left_ = 0, top_ = 0;      // of the first head
 };
 
 // Returns the keys to draw, in order. If there are too many, takes those with the largest value in
@@ -414,6 +483,8 @@ class BarLayout : Plotter {
 }  // namespace
 
 Picture DrawHeatMap(const AttentionFigure& figure) { return HeatMapLayout(figure).Draw(); }
+
+Picture DrawHeadTable(const AttentionFigure& figure) { return HeadTableLayout(figure).Draw(); }
 
 Picture DrawBars(const AttentionFigure& figure, int64_t query) {
   return BarLayout(figure, query).Draw();

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -17,6 +18,7 @@ namespace {
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kMaxRank = 32;  // NumPy's own limit up to version 1
 constexpr size_t kHeaderAlignment = 64;
+constexpr int kMaxLetters = 1 << 20;
 
 absl::Status Unusable(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrFormat("not a usable .npy file: %s", what));
@@ -136,10 +138,17 @@ absl::StatusOr<NpyType> ParseType(std::string_view descr) {
                                          "u1", "u2", "u4", "u8", "b1", "V2"};
   const bool has_order = !descr.empty() && (descr[0] == '<' || descr[0] == '|' || descr[0] == '=');
   const std::string_view type = descr.substr(has_order ? 1 : 0);
+  int letters = 0;
+  if (type.starts_with('U') &&
+      absl::SimpleAtoi(absl::string_view(type.data() + 1, type.size() - 1), &letters) &&
+      letters > 0 && letters <= kMaxLetters) {
+    return NpyType{'U', 4 * letters};
+  }
   if (std::find(std::begin(kKnown), std::end(kKnown), type) == std::end(kKnown)) {
     // Truncated, since the name may be hostile.
-    return Unusable(absl::StrFormat("its elements are '%s'; they must be floats, integers or bools",
-                                    descr.substr(0, 16)));
+    return Unusable(
+        absl::StrFormat("its elements are '%s'; they must be floats, integers, bools or text",
+                        descr.substr(0, 16)));
   }
   return NpyType{type[0], type[1] - '0'};
 }
@@ -234,6 +243,8 @@ std::string ToString(NpyType type) {
       return absl::StrCat("uint", type.bytes * 8);
     case 'b':
       return "bool";
+    case 'U':
+      return "text";
     default:
       return absl::StrCat("V", type.bytes);
   }

@@ -16,7 +16,7 @@
 namespace rapt {
 
 // An element type by NumPy's letter and size: f4, i8, b1. V2 stands for bfloat16, which NumPy
-// lacks: ml_dtypes writes it as two raw bytes.
+// lacks: ml_dtypes writes it as two raw bytes. U is text in UTF-32, filled up with zeros.
 struct NpyType {
   char kind = 'f';
   int bytes = 4;
@@ -24,7 +24,7 @@ struct NpyType {
   bool operator==(const NpyType&) const = default;
 };
 
-// "float32", as NumPy prints it.
+// "float32", as NumPy prints it, or "text".
 std::string ToString(NpyType type);
 
 // An array in C order, owned or in a mapped file. Thread-compatible.

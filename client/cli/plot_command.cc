@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <numeric>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "attention/half.h"
 #include "base/invalid.h"
@@ -15,6 +17,7 @@
 #include "client/cli/local_memory.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/json.h"
+#include "client/console/text.h"
 
 namespace rapt {
 namespace {
@@ -24,7 +27,7 @@ constexpr int kMaxFiles = 64;
 struct PlotFlags {
   std::string output;
   std::string query_labels, key_labels;
-  std::string heads = "all";
+  std::string heads = "all", layers = "all";
   std::optional<std::string> title, query, curves;
   std::string dtype;
   int64_t batch = 0;
@@ -34,10 +37,10 @@ struct PlotFlags {
   bool json = false;
 };
 
-// Weights, or a bool mask, from one file: [heads, queries, keys] of one batch row.
+// Weights, or a bool mask, from one file: [layers, heads, queries, keys] of one batch row.
 struct WeightFile {
   std::string name;
-  int64_t heads = 0, queries = 0, keys = 0;
+  int64_t layers = 0, heads = 0, queries = 0, keys = 0;
   bool is_mask = false;
   std::vector<double> values;
 };
@@ -48,51 +51,58 @@ absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotF
   RAPT_ASSIGN_OR_RETURN(const DType dtype,
                         is_mask ? DType::kBool : FloatTypeOf(array, reference, flags.dtype));
   Shape shape = array.shape;
-  if (shape.size() < 2 || shape.size() > 4) {
+  if (shape.size() < 2 || shape.size() > 5) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s has shape %s; weights are [queries, keys], [heads, queries, keys] or "
-                        "[batch, heads, queries, keys]",
+        absl::StrFormat("%s has shape %s; weights are [queries, keys], [heads, queries, keys], "
+                        "[batch, heads, queries, keys] or [layers, batch, heads, queries, keys]",
                         reference, ToString(shape)));
   }
-  while (shape.size() < 4) shape.insert(shape.begin(), 1);
+  while (shape.size() < 5) shape.insert(shape.begin(), 1);
   if (array.size() == 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s has shape %s; it must not be empty", reference, ToString(array.shape)));
   }
-  if (flags.batch < 0 || flags.batch >= shape[0]) {
+  const auto [layers, batch, heads, queries, keys] =
+      std::array{shape[0], shape[1], shape[2], shape[3], shape[4]};
+  if (flags.batch < 0 || flags.batch >= batch) {
     return absl::InvalidArgumentError(absl::StrFormat("--batch is %d; %s has batch rows 0 to %d",
-                                                      flags.batch, reference, shape[0] - 1));
+                                                      flags.batch, reference, batch - 1));
   }
   WeightFile weights{
-      reference.substr(reference.rfind('/') + 1), shape[1], shape[2], shape[3], is_mask, {}};
-  const int64_t size = shape[1] * shape[2] * shape[3];
-  weights.values.reserve(size);
-  for (int64_t at = flags.batch * size; at < (flags.batch + 1) * size; ++at) {
-    const std::byte* elements = array.bytes().data();
-    weights.values.push_back(is_mask ? static_cast<double>(elements[at] != std::byte{0})
-                                     : LoadElement(elements, dtype, at));
+      reference.substr(reference.rfind('/') + 1), layers, heads, queries, keys, is_mask, {}};
+  const int64_t size = heads * queries * keys;
+  weights.values.reserve(layers * size);
+  const std::byte* elements = array.bytes().data();
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const int64_t first = (layer * batch + flags.batch) * size;
+    for (int64_t at = first; at < first + size; ++at) {
+      weights.values.push_back(is_mask ? static_cast<double>(elements[at] != std::byte{0})
+                                       : LoadElement(elements, dtype, at));
+    }
   }
   return weights;
 }
 
-absl::StatusOr<std::vector<int64_t>> ParseHeads(const std::string& text, const WeightFile& file) {
-  std::vector<int64_t> heads;
+// Of `what`, heads or layers, those that the flag of this name lists.
+absl::StatusOr<std::vector<int64_t>> ParseList(std::string_view what, const std::string& text,
+                                               int64_t count, const std::string& file) {
+  std::vector<int64_t> chosen;
   if (text == "all") {
-    for (int64_t head = 0; head < file.heads; ++head) heads.push_back(head);
-    return heads;
+    for (int64_t n = 0; n < count; ++n) chosen.push_back(n);
+    return chosen;
   }
   for (absl::string_view part : absl::StrSplit(text, ',')) {
-    int64_t& head = heads.emplace_back();
-    if (!absl::SimpleAtoi(part, &head)) {
+    int64_t& n = chosen.emplace_back();
+    if (!absl::SimpleAtoi(part, &n)) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("--heads is '%s'; it takes all, or numbers like 0,1,3", text));
+          absl::StrFormat("--%s is '%s'; it takes all, or numbers like 0,1,3", what, text));
     }
-    if (head < 0 || head >= file.heads) {
-      return absl::InvalidArgumentError(absl::StrFormat("--heads names %d; %s has heads 0 to %d",
-                                                        head, file.name, file.heads - 1));
+    if (n < 0 || n >= count) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--%s names %d; %s has %s 0 to %d", what, n, file, what, count - 1));
     }
   }
-  return heads;
+  return chosen;
 }
 
 // Names of files in titles: the members if all are of one archive, else without folders. One file
@@ -116,16 +126,44 @@ std::vector<std::string> TitlesOf(const std::vector<std::string>& references) {
   return titles;
 }
 
+// "before, layer 3, head 5", of the parts that are not empty.
+std::string JoinParts(std::vector<std::string> parts) {
+  std::erase(parts, "");
+  return absl::StrJoin(parts, ", ");
+}
+
+// Heads of several layers are a table.
 absl::Status AddHeads(const WeightFile& file, const PlotFlags& flags, const std::string& name,
                       AttentionFigure* figure) {
-  RAPT_ASSIGN_OR_RETURN(const std::vector<int64_t> heads, ParseHeads(flags.heads, file));
+  RAPT_ASSIGN_OR_RETURN(const auto layers,
+                        ParseList("layers", flags.layers, file.layers, file.name));
+  RAPT_ASSIGN_OR_RETURN(const auto heads, ParseList("heads", flags.heads, file.heads, file.name));
+  const int64_t size = file.queries * file.keys;
+  HeadTable table;
   for (const int64_t head : heads) {
-    const auto first = file.values.begin() + head * file.queries * file.keys;
-    std::string title = name;
-    if (file.heads > 1) absl::StrAppend(&title, name.empty() ? "" : ", ", "head ", head);
-    figure->heads.push_back({std::move(title), {first, first + file.queries * file.keys}});
+    table.columns.push_back(file.heads > 1 ? absl::StrCat("head ", head) : "");
   }
+  for (const int64_t layer : layers) {
+    table.rows.push_back(JoinParts({name, file.layers > 1 ? absl::StrCat("layer ", layer) : ""}));
+    for (size_t n = 0; n < heads.size(); ++n) {
+      const auto first = file.values.begin() + (layer * file.heads + heads[n]) * size;
+      figure->heads.push_back(
+          {JoinParts({table.rows.back(), table.columns[n]}), {first, first + size}});
+    }
+  }
+  if (layers.size() > 1) figure->table = std::move(table);
   return absl::OkStatus();
+}
+
+// The labels of an axis: those of the flag, else the tokens if they are as many, else numbers.
+absl::StatusOr<std::vector<std::string>> LabelsOf(std::string_view flag, const std::string& text,
+                                                  const std::vector<std::string>& tokens,
+                                                  int64_t count) {
+  const bool has_tokens = static_cast<int64_t>(tokens.size()) == count;
+  if (!text.empty() || !has_tokens) return ParseLabels(flag, text, count);
+  std::vector<std::string> labels;
+  for (const std::string& token : tokens) labels.push_back(Printable(token));
+  return labels;
 }
 
 absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& references,
@@ -148,15 +186,21 @@ absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& refer
           references.front(), queries, keys, reference, file.queries, file.keys));
     }
     RAPT_RETURN_IF_ERROR(AddHeads(file, flags, titles[n], &figure));
+    if (figure.table && references.size() > 1) {
+      return Invalid(
+          absl::StrFormat("%s has %d layers; of several files, --layers has to choose one layer",
+                          reference, file.layers));
+    }
   }
   const char* const title = flags.curves ? "Values by position"
                             : masks      ? "Mask"
                                          : "Attention weights";
   figure.title = flags.title.value_or(title);
+  RAPT_ASSIGN_OR_RETURN(const auto tokens, LoadTexts(references.front(), "tokens"));
   RAPT_ASSIGN_OR_RETURN(std::vector<std::string> query_labels,
-                        ParseLabels("--queries", flags.query_labels, queries));
+                        LabelsOf("--queries", flags.query_labels, tokens, queries));
   RAPT_ASSIGN_OR_RETURN(std::vector<std::string> key_labels,
-                        ParseLabels("--keys", flags.key_labels, keys));
+                        LabelsOf("--keys", flags.key_labels, tokens, keys));
   figure.query_labels = std::move(query_labels);
   figure.key_labels = std::move(key_labels);
   return figure;
@@ -199,7 +243,7 @@ absl::StatusOr<Picture> Draw(const AttentionFigure& figure, const PlotFlags& fla
     if (!flags.query_labels.empty()) titles.rows.clear();
     return DrawCurves(figure, columns, std::move(titles));
   }
-  if (!flags.query) return DrawHeatMap(figure);
+  if (!flags.query) return figure.table ? DrawHeadTable(figure) : DrawHeatMap(figure);
   RAPT_ASSIGN_OR_RETURN(const int64_t query,
                         FindLabel("--query", figure.query_labels, *flags.query));
   return DrawBars(figure, query);
@@ -214,11 +258,11 @@ absl::Status Write(const Picture& picture, const PlotFlags& flags) {
 // Of one head of 64; more heads shift the curves and hardly bend them.
 absl::Status PlotScaling(const std::vector<std::string>& files, const PlotFlags& flags) {
   if (!files.empty() || flags.query || flags.curves || flags.gradients || flags.heads != "all" ||
-      flags.batch != 0 || !flags.query_labels.empty() || !flags.key_labels.empty() ||
-      !flags.dtype.empty()) {
+      flags.layers != "all" || flags.batch != 0 || !flags.query_labels.empty() ||
+      !flags.key_labels.empty() || !flags.dtype.empty()) {
     return Invalid(
-        "--scaling draws estimates; it excludes files, --queries, --keys, --heads, --batch, "
-        "--query, --curves, --gradients and --dtype");
+        "--scaling draws estimates; it excludes files, --queries, --keys, --heads, --layers, "
+        "--batch, --query, --curves, --gradients and --dtype");
   }
   for (const int64_t length : flags.lengths) RAPT_RETURN_IF_ERROR(CheckAtLeastOne("seq", length));
   RAPT_ASSIGN_OR_RETURN(
@@ -241,11 +285,11 @@ absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags)
   if (flags.query && flags.curves) {
     return Invalid("--query and --curves are both set; set one of them");
   }
-  if (flags.gradients &&
-      (flags.query || flags.curves || flags.heads != "all" || !flags.key_labels.empty())) {
+  if (flags.gradients && (flags.query || flags.curves || flags.heads != "all" ||
+                          flags.layers != "all" || !flags.key_labels.empty())) {
     return Invalid(
-        "--gradients draws norms over all heads; it excludes --query, --curves, --heads and "
-        "--keys");
+        "--gradients draws norms over all heads; it excludes --query, --curves, --heads, --layers "
+        "and --keys");
   }
   RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
   RAPT_RETURN_IF_ERROR(RendererFor(flags.output).status());
@@ -276,7 +320,9 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
           "query's attention as bars, or with --curves columns as curves over the rows, such as "
           "dimensions of a positional encoding over the positions. WEIGHTS is a .npy file, or a "
           "member of an archive such as w.npz:weights, of shape [queries, keys], [heads, queries, "
-          "keys] or [batch, heads, queries, keys]. Several files are drawn on one scale. With "
+          "keys], [batch, heads, queries, keys] or [layers, batch, heads, queries, keys]. Several "
+          "layers are a table of small pictures, layers by heads. An archive's tokens, such as "
+          "those of rapt.capture, are the labels. Several files are drawn on one scale. With "
           "--gradients, files of gradients are drawn instead, [S, D], [B, S, H*D] or [B, H, S, D] "
           "each: the norm over heads and head size, as curves over the positions. Of an archive, "
           "dq, dk and dv are drawn. With --scaling, no file: the memory of attention against the "
@@ -290,6 +336,7 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
             &flags.query_labels},
            {"keys", "NAMES", "a label per key, in the same form", &flags.key_labels},
            {"heads", "LIST", "heads to draw: all, or 0,1,3 (default: all)", &flags.heads},
+           {"layers", "LIST", "layers to draw, in the same form", &flags.layers},
            {"batch", "N", "batch row to draw (default: 0)", &flags.batch},
            {"query", "NAME", "draw bars for this query only, by label or number", &flags.query},
            {"curves", "LIST",
@@ -306,7 +353,8 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
            {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &flags.dtype},
            {"json", "", "print a report as JSON", &flags.json}},
       .examples = {"rapt plot w.npy --queries the,cat,sat --keys le,chat,assis -o w.svg",
-                   "rapt plot w.npy --heads 0,1,3 -o heads.html",
+                   "rapt plot w.npy --heads 0,1,3 -o heads.html", "rapt plot bank.npz -o heads.svg",
+                   "rapt plot bank.npz --layers 3 --heads 5 -o head.svg",
                    "rapt plot before.npy after.npy -o compared.png",
                    "rapt plot w.npy --queries the,cat,sat --query cat -o cat.svg",
                    "rapt plot gradients.npz --gradients -o flow.svg",

@@ -33,6 +33,36 @@ std::string WithoutSuffix(std::string_view name) {
   return std::string(name);
 }
 
+// The archive that a reference names, with a member or without. Empty: none.
+std::string ArchiveOf(const std::string& reference) {
+  const size_t colon = reference.rfind(".npz:");
+  if (colon != std::string::npos) return reference.substr(0, colon + kNpzSuffix.size());
+  return IsNpz(reference) ? reference : "";
+}
+
+void AppendUtf8(uint32_t point, std::string* text) {
+  if (point > 0x10ffff || (point >= 0xd800 && point < 0xe000)) point = 0xfffd;
+  if (point < 0x80) {
+    text->push_back(static_cast<char>(point));
+    return;
+  }
+  const int more = point < 0x800 ? 1 : point < 0x10000 ? 2 : 3;  // bytes after the first
+  text->push_back(static_cast<char>(0xff << (7 - more) | point >> (6 * more)));
+  for (int n = more; n-- > 0;) text->push_back(static_cast<char>(0x80 | (point >> (6 * n) & 0x3f)));
+}
+
+// The text of one element, which zeros may follow.
+std::string TextOf(const std::byte* element, int bytes) {
+  std::string text;
+  for (int at = 0; at < bytes; at += 4) {
+    uint32_t point = 0;
+    std::memcpy(&point, element + at, sizeof(point));
+    if (point == 0) break;
+    AppendUtf8(point, &text);
+  }
+  return text;
+}
+
 std::string MemberList(const NpzArchive& archive) {
   const std::vector<std::string> names = archive.names();
   return names.empty() ? "nothing" : absl::StrJoin(names, ", ");
@@ -154,8 +184,8 @@ absl::StatusOr<NpyArray> NpzArchive::Read(std::string_view name) const {
 }
 
 absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_view usual_name) {
-  const size_t colon = reference.rfind(".npz:");
-  if (colon == std::string::npos && !IsNpz(reference)) {
+  const std::string path = ArchiveOf(reference);
+  if (path.empty()) {
     absl::StatusOr<NpyArray> array;
     if (auto file = MappedFile::Open(reference)) {
       array = ParseNpy(std::move(file));
@@ -166,16 +196,28 @@ absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_vie
     if (!array.ok()) return Annotate(reference, array.status());
     return array;
   }
-  const bool names_member = colon != std::string::npos;
-  const std::string path =
-      names_member ? reference.substr(0, colon + kNpzSuffix.size()) : reference;
   RAPT_ASSIGN_OR_RETURN(const NpzArchive archive, NpzArchive::Open(path));
-  if (names_member) return archive.Read(reference.substr(path.size() + 1));
+  if (path != reference) return archive.Read(reference.substr(path.size() + 1));
   if (archive.Has(usual_name)) return archive.Read(usual_name);
   const std::vector<std::string> names = archive.names();
   if (names.size() == 1) return archive.Read(names.front());
   return absl::InvalidArgumentError(absl::StrFormat("%s holds %s; name one, such as %s:%s", path,
                                                     MemberList(archive), path, usual_name));
+}
+
+absl::StatusOr<std::vector<std::string>> LoadTexts(const std::string& reference,
+                                                   std::string_view member) {
+  std::vector<std::string> texts;
+  const std::string path = ArchiveOf(reference);
+  if (path.empty()) return texts;
+  RAPT_ASSIGN_OR_RETURN(const NpzArchive archive, NpzArchive::Open(path));
+  if (!archive.Has(member)) return texts;
+  RAPT_ASSIGN_OR_RETURN(const NpyArray array, archive.Read(member));
+  if (array.type.kind != 'U') return texts;
+  for (int64_t n = 0; n < array.size(); ++n) {
+    texts.push_back(TextOf(array.bytes().data() + n * array.type.bytes, array.type.bytes));
+  }
+  return texts;
 }
 
 void ArrayWriter::Add(const std::string& path, std::string_view member, NpyType type,

@@ -53,6 +53,11 @@ class NpzArchive {
 // `usual_name` or the only one. Errors name the file.
 absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_view usual_name);
 
+// Returns the texts of the archive's member `member`, in UTF-8. Returns none if `reference` names
+// no archive, or if its archive has no such member or numbers there.
+absl::StatusOr<std::vector<std::string>> LoadTexts(const std::string& reference,
+                                                   std::string_view member);
+
 // Collects arrays and writes them to their files. Arrays with the same .npz path become members of
 // one archive.
 class ArrayWriter {

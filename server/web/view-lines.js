@@ -26,8 +26,8 @@ class Lines extends HTMLElement {
 
   update({matrixOf, layer, head, row}) {
     const matrix = matrixOf(layer, head), {rows, columns, rowLabels, columnLabels} = matrix;
-    const words = Math.max(rows, columns), step = Math.min(Math.max(HEIGHT / words, LEAST_STEP), MOST_STEP);
-    const height = TOP + step * words;
+    const count = Math.max(rows, columns), step = Math.min(Math.max(HEIGHT / count, LEAST_STEP), MOST_STEP);
+    const height = TOP + step * count;
     const width = Math.min(this.clientWidth || MOST_WIDTH, MOST_WIDTH);  // not scaled, so that words stay legible on a phone
     const side = Math.min(LETTER * Math.max(longestOf(rowLabels), longestOf(columnLabels), 12) + 10, width / 3);
     this.#shown = {matrix, row, step, left: side, right: width - side};
@@ -44,7 +44,7 @@ class Lines extends HTMLElement {
         svg('text', {x: side - 10, y: 14, 'text-anchor': 'end', class: 'quiet'}, 'looks'),
         svg('text', {x: width - side + 10, y: 14, class: 'quiet'}, 'is looked at'),
         faint, this.#strong,
-        ...this.#words.map((side, n) => svg('g', {role: 'listbox', 'aria-label': names[n]}, ...side))));
+        ...this.#words.map((words, n) => svg('g', {role: 'listbox', 'aria-label': names[n]}, ...words))));
     this.#point(0, row);
   }
 
@@ -92,11 +92,11 @@ class Lines extends HTMLElement {
       const isPointed = at === side && m === n;
       word.setAttribute('aria-selected', isPointed);
       word.lastChild.setAttribute('font-weight', isPointed ? 700 : 400);
-      word.firstChild.setAttribute('fill-opacity', at === side ? 0 : (0.5 * Math.max(weights[m], 0)) / most);
+      word.firstChild.setAttribute('fill-opacity', at === side ? 0 : (0.5 * Math.max(weights[m], 0)) / most || 0);
     }));
     const {rowLabels, columnLabels} = this.#shown.matrix;
     const [own, others] = side ? [columnLabels, rowLabels] : [rowLabels, columnLabels];
-    const order = weights.map((_, m) => m).filter((m) => weights[m] > LEAST).sort((a, b) => weights[b] - weights[a]).slice(0, MOST_TOLD);
+    const order = weights.map((_, m) => m).filter((m) => weights[m] > 0).sort((a, b) => weights[b] - weights[a]).slice(0, MOST_TOLD);
     const what = side ? 'is attended to by' : 'attends to';
     this.#told.replaceChildren(...phrase`“${own[n]}” `, order.length ? `${what} ` : `${what} nothing.`,
       ...order.flatMap((m, at) => [...(at ? [', '] : []), ...phrase`“${others[m]}”`, ` ${show(weights[m])}`]));

@@ -1163,13 +1163,153 @@ def test_a_layer_with_a_key_of_its_own(browser, tmp_path):
 
 
 def test_a_wrong_file_is_explained(explorer, tmp_path):
-    np.save(tmp_path / "names.npy", np.array(["a", "b"]))
+    np.save(tmp_path / "names.npy", np.array([b"a", b"b"]))
     (tmp_path / "notes.md").write_text("text")
     explorer.open("#source=files")
     np.save(tmp_path / "empty.npy", np.zeros((0, 3), np.float32))
-    for name, message in [("empty.npy", "empty has shape [0,3]; an axis of 0"), ("names.npy", "names.npy has the type <U1; it must be one of"), ("notes.md", "notes.md is none of .npy")]:
+    for name, message in [("empty.npy", "empty has shape [0,3]; an axis of 0"), ("names.npy", "names.npy has the type |S1; it must be one of"), ("notes.md", "notes.md is none of .npy")]:
         explorer.page.set_input_files("#files", tmp_path / name)
         expect(explorer.page.get_by_role("status")).to_contain_text(message)
+
+
+# --- The attention of a model, as rapt.capture keeps it ---------------------------------------------
+
+
+TOKENS = ["[CLS]", "the", "bank", "##s", "\U0001f600", "[SEP]"]
+CAPTURED = np.random.default_rng(47).dirichlet(np.ones(6), size=(3, 1, 4, 6)).astype(np.float32)
+
+
+def save_capture(path, save=np.savez, **changes):
+    save(path, **({"model": np.array("tiny-bert"), "tokens": np.array(TOKENS), "weights": CAPTURED} | changes))
+    return path
+
+
+def labels_at(explorer, axis):
+    return explorer.page.locator(f"#map .{axis}-labels span").all_text_contents()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_captured_model(explorer, tmp_path, save):
+    explorer.open("#source=files").page.set_input_files("#files", save_capture(tmp_path / "bank.npz", save))
+    page = explorer.page
+    expect(page.locator("#note")).to_contain_text("tiny-bert, 3 layers × 4 heads: weights [3,1,4,6,6]")
+    assert labels_at(explorer, "row") == labels_at(explorer, "column") == TOKENS
+    expect(page.locator("#map rapt-heads").get_by_role("button")).to_have_count(12)
+    page.get_by_role("button", name="layer 2, head 3").click()
+    expect(page.get_by_role("heading", name="Attention weights: layer 2, head 3")).to_be_visible()
+    np.testing.assert_allclose(explorer.weights(), CAPTURED[2, 0, 3], atol=LABEL_STEP + 1e-6)
+    assert [request.url for request in explorer.sent if request.url.endswith("/infer")][1:] == []  # the demo's at most
+    assert violations(explorer) == []
+    explorer.keep_picture("captured")
+
+
+def told(explorer):
+    return explorer.page.locator("#told").text_content()
+
+
+def ranking(words, weights, count=3):
+    return ", ".join(f"“{words[n]}” {weights[n]:.3f}" for n in np.argsort(-weights)[:count])
+
+
+def test_a_word_shows_where_it_looks_and_who_looks_at_it(explorer, tmp_path):
+    explorer.open("#source=files").page.set_input_files("#files", save_capture(tmp_path / "bank.npz"))
+    page, weights = explorer.page, CAPTURED[0, 0, 0]
+    expect(page.get_by_role("tab", name="Lines")).to_have_attribute("aria-selected", "true")
+    looks, looked_at = (page.get_by_role("listbox", name=name) for name in ("Words that look", "Words that are looked at"))
+    of_first = f"“[CLS]” attends to {ranking(TOKENS, weights[0])}"
+    expect(page.locator("#told")).to_have_text(of_first)
+    looks.get_by_role("option", name="bank").hover()
+    assert told(explorer) == f"“bank” attends to {ranking(TOKENS, weights[2])}"
+    expect(looks.get_by_role("option", selected=True)).to_have_text("bank")
+    looked_at.get_by_role("option", name="##s").hover()
+    assert told(explorer) == f"“##s” is attended to by {ranking(TOKENS, weights[:, 3])}"
+    expect(looked_at.get_by_role("option", selected=True)).to_have_text("##s")
+    expect(looks.get_by_role("option", selected=True)).to_have_count(0)
+    shades = looks.locator("rect").evaluate_all("words => words.map(word => Number(word.getAttribute('fill-opacity')))")
+    np.testing.assert_allclose(shades, 0.5 * weights[:, 3] / weights[:, 3].max(), rtol=1e-5)
+    page.get_by_role("heading", name="rapt explorer").hover()
+    expect(page.locator("#told")).to_have_text(of_first)
+    looked_at.get_by_role("option").first.focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    assert told(explorer) == f"“bank” is attended to by {ranking(TOKENS, weights[:, 2])}"
+    expect(looked_at.get_by_role("option", name="bank")).to_be_focused()
+    assert violations(explorer) == []
+
+
+def test_many_words_have_lines_where_one_points(explorer, tmp_path):
+    words = [f"w{n}" for n in range(90)]
+    weights = np.random.default_rng(1).dirichlet(np.full(90, 0.05), size=(2, 1, 1, 90)).astype(np.float32)
+    explorer.open("#source=files").page.set_input_files("#files", save_capture(tmp_path / "long.npz", tokens=np.array(words), weights=weights))
+    page = explorer.page
+    page.get_by_role("listbox", name="Words that are looked at").get_by_role("option", name="w40", exact=True).hover()
+    assert told(explorer) == f"“w40” is attended to by {ranking(words, weights[0, 0, 0, :, 40])}"
+    expect(page.locator("rapt-lines path")).to_have_count(int((weights[0, 0, 0, :, 40] > 0.005).sum()))
+
+
+def test_a_dropped_capture(explorer, tmp_path):
+    content = list(save_capture(tmp_path / "bank.npz").read_bytes())
+    explorer.open().page.evaluate(
+        """bytes => {
+          const dataTransfer = new DataTransfer();
+          dataTransfer.items.add(new File([new Uint8Array(bytes)], 'bank.npz'));
+          document.querySelector('main').dispatchEvent(new DragEvent('drop', {dataTransfer, bubbles: true, cancelable: true}));
+        }""",
+        content,
+    )
+    expect(explorer.page.locator("#note")).to_contain_text("tiny-bert, 3 layers × 4 heads")
+    expect_in_address(explorer, "view=lines")
+
+
+def with_bytes(content, at, new):
+    return content[:at] + new + content[at + len(new) :]
+
+
+def broken_captures(folder):
+    """Files, and what is said of them."""
+    stored, deflated = (save_capture(folder / "x.npz", save).read_bytes() for save in (np.savez, np.savez_compressed))
+    entry, last = deflated.index(b"PK\x01\x02"), deflated.rindex(b"PK\x01\x02")
+    data = deflated.rindex(b"PK\x03\x04") + 30 + len("weights.npy") + 20
+    shape = stored.index(b"(3, 1, 4, 6, 6)")
+    yield "text.npz", b"model", "text.npz is not a .npz file."
+    yield "empty.npz", b"", "empty.npz is not a .npz file."
+    yield "cut.npz", stored[:-30], "cut.npz is not a .npz file."
+    yield "begins-late.npz", bytes(9) + stored, "is damaged: its directory is not where its end says."
+    yield "directory.npz", with_bytes(stored, len(stored) - 6, b"\xff\xff\xff\x7f"), "directory.npz ends early."
+    yield "method.npz", with_bytes(deflated, entry + 10, b"\x0c"), "model.npy is compressed by method 12; it must be 0 (stored) or 8 (deflated)."
+    yield "far.npz", with_bytes(deflated, last + 20, b"\xff\xff\xff\x7f"), "weights.npy ends early."
+    yield "huge.npz", with_bytes(deflated, last + 24, b"\xff\xff\xff\xff"), "weights.npy says that it has 4294967295 bytes, which its data can't have."
+    yield "longer.npz", with_bytes(deflated, last + 24, b"\x80\x00\x00\x00"), "weights.npy is longer than it says."
+    yield "shorter.npz", with_bytes(deflated, last + 24, b"\xff\x10\x00\x00"), "weights.npy ends early."
+    yield "deflated.npz", with_bytes(deflated, data, b"\xff" * 40), "weights.npy is damaged."
+    yield "numbers.npz", with_bytes(stored, shape, b"(3, 1, 4, 6, 9)"), "weights.npy ends early: 432 of 648 numbers."
+    yield "axes.npz", with_bytes(stored, shape, b"(3, 1, 4, 6,-6)"), "weights.npy does not say its shape."
+    yield "tokens.npz", save_capture(folder / "x.npz", tokens=np.array(TOKENS[:-1])).read_bytes(), "tokens has 5 lines; there are 6 queries."
+    yield "pickled.npz", save_capture(folder / "x.npz", tokens=np.array(TOKENS, object)).read_bytes(), "tokens.npy has the type |O; it must be one of"
+    yield "none.npz", save_capture(folder / "x.npz", weights=CAPTURED[:0]).read_bytes(), "weights has shape [0,1,4,6,6]; an axis of 0 has nothing to show."
+
+
+def test_a_broken_capture_is_explained(explorer, tmp_path):
+    explorer.open("#source=files")
+    for name, content, message in broken_captures(tmp_path):
+        (tmp_path / name).write_bytes(content)
+        explorer.page.set_input_files("#files", tmp_path / name)
+        expect(explorer.page.get_by_role("status")).to_contain_text(message)
+
+
+@pytest.mark.parametrize("width, scheme", [(390, "dark"), (1440, "light")])
+def test_a_captured_model_on_a_screen(browser, server, tmp_path, width, scheme):
+    with open_page(browser, f"http://{server.http_address}", color_scheme=scheme) as explorer:
+        explorer.page.set_viewport_size({"width": width, "height": 844})
+        weights = np.random.default_rng(2).dirichlet(np.ones(6), size=(4, 1, 16, 6)).astype(np.float32)
+        explorer.open("#source=files").page.set_input_files("#files", save_capture(tmp_path / "bank.npz", weights=weights))
+        expect(explorer.page.locator("rapt-lines svg")).to_be_visible()
+        assert explorer.page.evaluate(OVERLAPS) == []
+        assert explorer.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        assert violations(explorer) == []
+        explorer.page.get_by_role("button", name="layer 3, head 15").click()
+        np.testing.assert_allclose(explorer.weights(), weights[3, 0, 15], atol=LABEL_STEP + 1e-6)
+        explorer.keep_picture(f"captured-{width}")
 
 
 def test_a_long_header_of_numpy(explorer, tmp_path):

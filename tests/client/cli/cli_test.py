@@ -1154,6 +1154,47 @@ def test_plot_reads_labels_from_a_file(rapt, save, tmp_path):
     assert {"comma,", "ünï"} <= set(svg_words(tmp_path / "w.svg"))
 
 
+TOKENS = ["[CLS]", "a<b", "\u4e16\U0001f600", "\x07", ""]
+
+
+@pytest.fixture
+def captured(tmp_path):
+    """A model's weights as rapt.capture keeps them, [layers, batch, heads, queries, keys]."""
+    weights = np.random.default_rng(3).dirichlet(np.ones(5), size=(3, 1, 2, 5)).astype("f4")
+    np.savez(tmp_path / "bank.npz", model=np.array("tiny-bert"), tokens=np.array(TOKENS), weights=weights)
+    return weights
+
+
+def test_plot_draws_layers_by_heads(rapt, captured, tmp_path):
+    assert json.loads(rapt("plot", "bank.npz", "-o", "heads.svg", "--json").stdout)["panels"] == 6
+    words = svg_words(tmp_path / "heads.svg")
+    assert {"layer 0", "layer 1", "layer 2", "head 0", "head 1"} <= set(words) and "[CLS]" not in words
+    assert len(list(xml.etree.ElementTree.parse(tmp_path / "heads.svg").iter(SVG + "image"))) == 7  # and the bar
+    rapt("plot", "bank.npz", "--layers", "2,0", "--heads=1", "-o", "heads.html")
+    page = (tmp_path / "heads.html").read_text()
+    assert "layer 1" not in page and "head 0" not in page
+    assert f"{captured[2, 0, 1, 4, 2]:.4g}" in page and f"{captured[1, 0, 1, 4, 2]:.4g}" not in page
+    assert '"rows":["[CLS]"' in page  # under the pointer
+
+
+def test_plot_draws_one_head_with_its_tokens(rapt, captured, tmp_path):
+    rapt("plot", "bank.npz", "--layers=1", "--heads=1", "-o", "head.svg")
+    words = svg_words(tmp_path / "head.svg")
+    assert {"layer 1, head 1", "[CLS]", "a<b", "\u4e16\U0001f600", "\\x07"} <= set(words)
+    assert {f"{x:.2f}" for x in captured[1, 0, 1].flat} <= set(words)
+    rapt("plot", "bank.npz:weights", "--layers=1", "--keys=v,w,x,y,z", "-o", "head.svg")
+    assert {"[CLS]", "v", "z", "layer 1, head 0"} <= set(svg_words(tmp_path / "head.svg"))
+    rapt("plot", "bank.npz", "--query=a<b", "-o", "bars.svg")
+    assert "layer 2, head 1" in svg_words(tmp_path / "bars.svg")
+
+
+def test_plot_chooses_a_batch_row_of_layers(rapt, save, tmp_path):
+    save(w=np.arange(2 * 2 * 3 * 2, dtype="f4").reshape(2, 2, 1, 3, 2) / 100)
+    rapt("plot", "w.npy", "--batch=1", "--layers=1", "-o", "w.svg")
+    words = svg_words(tmp_path / "w.svg")
+    assert {"0.18", "0.23"} <= set(words) and "0.17" not in words
+
+
 # --- compare --------------------------------------------------------------------------------------
 
 
@@ -1702,6 +1743,7 @@ def files(tmp_path, save):
     save(x=x, q=draw(1, 1, 2, 3, 8), k=draw(2, 1, 2, 3, 4), v=draw(3, 1, 2, 3, 8))
     save(ints=np.zeros((3, 4), "i4"), big=x.astype(">f4"), complex=x.astype("c8"))
     save(mask=np.array([[0, 1, 2]]), vector=x[0], empty=np.zeros((0, 3)), w=np.eye(3))
+    save(words=np.array(["a"]), layers=np.full((2, 1, 1, 3, 3), 1 / 3))
     save(bf16=x.astype(ml_dtypes.bfloat16), huge=np.zeros(1))
     whole = (tmp_path / "x.npy").read_bytes()
     (tmp_path / "cut.npy").write_bytes(whole[:-5])
@@ -1843,6 +1885,10 @@ ERRORS = [
     ("plot w.npy --keys @none -o w.svg", USAGE, "can't open none"),
     ("plot w.npy --heads 1 -o w.svg", USAGE, "has heads 0 to 0"),
     ("plot w.npy --heads x -o w.svg", USAGE, "all, or numbers"),
+    ("plot w.npy --layers 1 -o w.svg", USAGE, "--layers names 1; w.npy has layers 0 to 0"),
+    ("plot layers.npy layers.npy -o w.svg", USAGE, "layers.npy has 2 layers; of several files, --layers has to choose one layer"),
+    ("plot words.npy -o w.svg", USAGE, "words.npy has type text; it must be float16, float32, float64 or bfloat16"),
+    ("attend words.npy -o y.npy", USAGE, "words.npy has type text"),
     ("plot w.npy --batch 1 -o w.svg", USAGE, "batch rows 0 to 0"),
     ("plot w.npy --query dog -o w.svg", USAGE, "--query is 'dog'"),
     ("plot w.npy --curves 0,3 -o w.svg", USAGE, "--curves is '3'; it takes a label or a number from 0 to 2"),
@@ -2049,6 +2095,7 @@ def prepare(rapt, create, server, save, models, tmp_path):
         (tmp_path / "models").symlink_to(models)
         np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
         np.savez(tmp_path / "gradients.npz", dq=q, dk=k, dv=v)
+        np.savez(tmp_path / "bank.npz", tokens=np.array(["the", "bank", "of"]), weights=np.full((4, 1, 6, 3, 3), 1 / 3))
 
     def make_cache(example):
         q, k, v = tokens_of(1, 3)

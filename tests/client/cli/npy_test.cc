@@ -106,6 +106,14 @@ TEST(NpyTest, ReadsEverySupportedType) {
   EXPECT_EQ(ParseNpy(NpyFile(Header("bfloat16", "()"), "ab"))->type, (NpyType{'V', 2}));
 }
 
+TEST(NpyTest, ReadsText) {
+  const absl::StatusOr<NpyArray> array =
+      ParseNpy(NpyFile(Header("<U3", "(2,)"), std::string(2 * 3 * 4, '\0')));
+  ASSERT_TRUE(array.ok()) << array.status();
+  EXPECT_EQ(array->type, (NpyType{'U', 12}));
+  EXPECT_EQ(array->size(), 2);
+}
+
 TEST(NpyTest, KeysComeInAnyOrderAndQuotes) {
   const absl::StatusOr<NpyArray> array =
       ParseNpy(NpyFile("{\"shape\":(2,),\"fortran_order\":True,\"descr\":\"|b1\"}", "\1\1"));
@@ -156,6 +164,8 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"TooManyElements", NpyFile(Header("<f4", "(1,)"), "abcdabcd"), "does not match"},
         Damage{"BigEndian", NpyFile(Header(">f4", "(1,)"), "abcd"), "big-endian"},
         Damage{"Complex", NpyFile(Header("<c8", "(1,)"), "abcdabcd"), "'<c8'"},
+        Damage{"NoLetters", NpyFile(Header("<U0", "(1,)"), ""), "'<U0'"},
+        Damage{"TooManyLetters", NpyFile(Header("<U1073741824", "(1,)"), ""), "'<U1073741824'"},
         Damage{"Objects", NpyFile(Header("|O", "(1,)"), "abcd"), "'|O'"},
         Damage{"Records",
                NpyFile("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", ""),
