@@ -7,6 +7,7 @@ const SIZE = 84;
 /** Event: `choosehead` {layer, head}. */
 export class Heads extends HTMLElement {
   #weights = null;  // that the pictures show
+  #buttons = [];
   #pictures = [];   // [canvas, matrix]
   #title = el('h3');
   #hint = el('p', {className: 'quiet', hidden: true}, 'Colours are those of the square root of a weight, so that small ones are seen.');
@@ -14,6 +15,7 @@ export class Heads extends HTMLElement {
 
   connectedCallback() {
     this.append(this.#title, this.#hint, this.#grid);
+    this.#grid.addEventListener('keydown', (event) => this.#onKey(event));
   }
 
   /**
@@ -30,7 +32,11 @@ export class Heads extends HTMLElement {
     this.#title.textContent = title || (layers > 1 ? 'Layers × heads' : 'Heads');
     this.#grid.setAttribute('aria-label', this.#title.textContent);
     this.#weights = weights;
-    this.#grid.querySelectorAll('button').forEach((button, n) => button.setAttribute('aria-pressed', n === chosen.layer * heads + chosen.head));
+    this.#buttons.forEach((button, n) => {
+      const isChosen = n === chosen.layer * heads + chosen.head;
+      button.setAttribute('aria-pressed', isChosen);
+      button.tabIndex = isChosen || layers === 1 ? 0 : -1;  // of a table, Tab reaches the chosen one
+    });
   }
 
   /** One layer as buttons with their names; several as a table of pictures, a row for each layer. */
@@ -41,12 +47,21 @@ export class Heads extends HTMLElement {
     this.#grid.style.gridTemplateColumns = isTable ? `auto repeat(${heads}, minmax(24px, 1fr))` : '';
     this.#pictures = [];
     const number = (n) => el('span', {className: 'quiet', 'aria-hidden': 'true'}, n);
-    const buttons = Array.from({length: layers}, (_, layer) => [
-      ...(isTable ? [number(layer)] : []),
-      ...Array.from({length: heads}, (_, head) => this.#button(layer, head, isTable, matrixOf)),
-    ]).flat();
-    this.#grid.replaceChildren(...(isTable ? ['', ...Array(heads).keys()].map(number) : []), ...buttons);
+    this.#buttons = Array.from({length: layers * heads}, (_, n) => this.#button(Math.floor(n / heads), n % heads, isTable, matrixOf));
+    this.#grid.replaceChildren(...this.#buttons);
+    if (isTable) {
+      this.#grid.prepend(...['', ...Array(heads).keys()].map(number));
+      for (let layer = 0; layer < layers; ++layer) this.#buttons[layer * heads].before(number(layer));
+    }
     this.redraw();
+  }
+
+  #onKey(event) {
+    const [layers, heads] = this.#weights.shape;
+    const step = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: heads, ArrowUp: -heads}[event.key];
+    if (!step || layers === 1) return;
+    event.preventDefault();
+    this.#buttons[this.#buttons.indexOf(event.target) + step]?.focus();
   }
 
   #button(layer, head, isTable, matrixOf) {

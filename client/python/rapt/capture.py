@@ -88,9 +88,6 @@ def _weights(model: Any, ids: list[int]) -> Weights:
     layers = getattr(outputs, "attentions", None)
     if not layers or any(layer is None for layer in layers):
         raise ValueError(f"{type(model).__name__} does not return the weights of its attention")
-    shapes = sorted({tuple(layer.shape) for layer in layers})
-    if len(shapes) > 1:
-        raise ValueError(f"the weights of {type(model).__name__} have shapes {shapes}; all layers must have the same")
     return np.stack([layer.float().numpy() for layer in layers])
 
 

@@ -1,4 +1,4 @@
-"""rapt.capture of small models with random weights: its weights are those of transformers' own attention. `./dev test torch`
+"""rapt.capture of small models with random weights: rapt's weights are those of transformers' own attention. `./dev test torch`
 runs it."""
 
 import json
@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import rapt.torch
 import torch
 import transformers
 from rapt.capture import capture
@@ -54,12 +55,15 @@ def eager_weights(folder, text):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
-def test_every_layer_and_head(tmp_path, name):
+def test_every_layer_and_head(tmp_path, monkeypatch, name):
+    attend, calls = rapt.torch._transformers._attend, []
+    monkeypatch.setattr(rapt.torch._transformers, "_attend", lambda *given, **named: calls.append(1) or attend(*given, **named))
     save_model(name, tmp_path)
     save_words(tmp_path)
     found = capture(tmp_path, TEXT + "\n")
     assert found.tokens == [*TEXT.split(), "↵"] and found.weights.shape == (3, 1, 4, 6, 6)
     np.testing.assert_allclose(found.weights, eager_weights(tmp_path, TEXT + "\n"), atol=1e-5)
+    assert len(calls) == 3
 
 
 def test_the_command_writes_a_file_that_needs_no_pickle(bert, tmp_path):
