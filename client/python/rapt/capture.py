@@ -83,11 +83,20 @@ def _text_of(tokenizer: Any, token: int) -> str:
 def _weights(model: Any, ids: list[int]) -> Weights:
     import torch
 
-    with torch.no_grad():
-        outputs = model(torch.tensor([ids]), output_attentions=True)
+    name = type(model).__name__
+    try:
+        with torch.no_grad():
+            outputs = model(torch.tensor([ids]), output_attentions=True)
+    except NotImplementedError:  # of rapt, which says why
+        raise
+    except Exception as error:  # such as of a model that needs pictures
+        raise ValueError(f"{name} does not take a text alone: {error}") from error
     layers = getattr(outputs, "attentions", None)
     if not layers or any(layer is None for layer in layers):
-        raise ValueError(f"{type(model).__name__} does not return the weights of its attention")
+        raise ValueError(f"{name} does not return the weights of its attention")
+    for layer in layers:
+        if layer.shape != (1, layers[0].shape[1], len(ids), len(ids)):
+            raise ValueError(f"{name} has weights of shape {list(layer.shape)}; they must be [1, heads, {len(ids)}, {len(ids)}]")
     return np.stack([layer.float().numpy() for layer in layers])
 
 

@@ -115,9 +115,21 @@ def test_no_tokens(tmp_path):
         capture(tmp_path, "")
 
 
-def test_a_model_without_attention(bert, tmp_path):
-    config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)
-    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "mamba")
-    transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "mamba")
-    with pytest.raises(ValueError, match="MambaModel does not return the weights of its attention"):
-        capture(tmp_path / "mamba", TEXT)
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+REFUSED = (
+    (transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2), "MambaModel does not return the weights"),
+    (
+        transformers.LongformerConfig(**SMALL, vocab_size=64, attention_window=[4, 4]),
+        r"LongformerModel has weights of shape \[1, 4, 7, 5\]; they must be \[1, heads, 7, 7\]",
+    ),
+    (transformers.CLIPConfig(text_config=SMALL | {"vocab_size": 64}, vision_config=SMALL), "CLIPModel does not take a text alone"),
+    (transformers.FalconConfig(**SMALL, vocab_size=64), "FalconModel has attention of its own"),
+)
+
+
+@pytest.mark.parametrize("config, message", REFUSED, ids=lambda part: getattr(part, "model_type", ""))
+def test_models_that_are_refused(bert, tmp_path, config, message):
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "model")
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        capture(tmp_path / "model", TEXT)
