@@ -122,6 +122,25 @@ class Cache::State {
     return generation_;
   }
 
+  v1::ForkRequest ForkOf(const ForkOptions& fork) const {
+    v1::ForkRequest request;
+    request.set_cache(id());
+    request.set_generation(generation());
+    if (fork.length) request.set_length(*fork.length);
+    request.set_name(fork.name.empty() ? DrawName() : fork.name);
+    request.set_reserve_tokens(fork.reserve_tokens);
+    request.set_lease_ms(fork.lease.count());
+    return request;
+  }
+
+  v1::TruncateRequest TruncationTo(int64_t length) const {
+    v1::TruncateRequest request;
+    request.set_cache(id());
+    request.set_length(length);
+    request.set_generation(generation());
+    return request;
+  }
+
   // InvalidArgument for a layer that the cache does not have.
   absl::StatusOr<KnownItem> At(int32_t layer) const {
     MutexLock lock(mutex_);
@@ -283,6 +302,50 @@ absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items
   return result;
 }
 
+absl::StatusOr<std::vector<Cache>> UpdateCaches(const CacheChanges& changes,
+                                                const CallOptions& options) {
+  std::vector<Cache*> caches = changes.forks;
+  for (const CacheTruncation& cut : changes.truncates) caches.push_back(cut.cache);
+  caches.insert(caches.end(), changes.closes.begin(), changes.closes.end());
+  if (caches.empty()) return Invalid("there are 0 changes; there must be 1 to 1024");
+  for (const Cache* cache : caches) {
+    if (cache == nullptr || cache->state_ == nullptr) return Empty();
+    if (&cache->state_->calls() != &caches.front()->state_->calls()) {
+      return Invalid("cache ", cache->id(), " is of another client; all must be of one");
+    }
+  }
+  v1::UpdateRequest request;
+  for (const Cache* cache : changes.forks) *request.add_forks() = cache->state_->ForkOf({});
+  for (const auto& [cache, length] : changes.truncates) {
+    *request.add_truncates() = cache->state_->TruncationTo(length);
+  }
+  for (const Cache* cache : changes.closes) request.add_closes(cache->id());
+  CacheCalls& calls = caches.front()->state_->calls();
+  const Clock::time_point start = Clock::now();
+  RAPT_ASSIGN_OR_RETURN(const v1::UpdateResponse response,
+                        calls.calls().Call(&Stub::Update, request, options));
+  std::vector<Cache> forks;
+  absl::Status status;
+  for (const v1::UpdateResult& result : response.forks()) {
+    const absl::StatusOr<CacheInfo> info = Decode(result);
+    status.Update(info.status());
+    if (info.ok()) forks.push_back(OwnCache(calls, *info, start));
+  }
+  for (int n = 0; n < std::min(response.truncates_size(), request.truncates_size()); ++n) {
+    const absl::StatusOr<CacheInfo> info = Decode(response.truncates(n));
+    status.Update(info.status());
+    if (info.ok()) changes.truncates[static_cast<size_t>(n)].cache->state_->Take(*info);
+  }
+  RAPT_RETURN_IF_ERROR(status);
+  if (forks.size() != changes.forks.size()) {
+    return absl::InternalError("malformed response from server: not one result for each fork");
+  }
+  for (Cache* cache : changes.closes) {
+    if (cache->state_ != nullptr) cache->Release();  // one that was not found is gone as well
+  }
+  return forks;
+}
+
 absl::StatusOr<Diagnosis> Cache::Diagnose(const CacheAttendCall& call, const CallOptions& options) {
   if (state_ == nullptr) return Empty();
   RAPT_ASSIGN_OR_RETURN(const CacheItem item, ItemOf(*this, call));
@@ -299,27 +362,18 @@ absl::StatusOr<Diagnosis> Cache::Diagnose(const CacheAttendCall& call, const Cal
 
 absl::StatusOr<Cache> Cache::Fork(const ForkOptions& fork, const CallOptions& options) {
   if (state_ == nullptr) return Empty();
-  v1::ForkRequest request;
-  request.set_cache(state_->id());
-  request.set_generation(state_->generation());
-  if (fork.length) request.set_length(*fork.length);
-  request.set_name(fork.name.empty() ? DrawName() : fork.name);
-  request.set_reserve_tokens(fork.reserve_tokens);
-  request.set_lease_ms(fork.lease.count());
   const Clock::time_point start = Clock::now();
-  RAPT_ASSIGN_OR_RETURN(const v1::Cache made, state_->unary().Call(&Stub::Fork, request, options));
+  RAPT_ASSIGN_OR_RETURN(const v1::Cache made,
+                        state_->unary().Call(&Stub::Fork, state_->ForkOf(fork), options));
   RAPT_ASSIGN_OR_RETURN(const CacheInfo info, Decode(made));
   return Cache(std::make_unique<State>(state_->calls(), info, State::Ownership::kOwned, start));
 }
 
 absl::Status Cache::Truncate(int64_t length, const CallOptions& options) {
   if (state_ == nullptr) return Empty();
-  v1::TruncateRequest request;
-  request.set_cache(state_->id());
-  request.set_length(length);
-  request.set_generation(state_->generation());
-  RAPT_ASSIGN_OR_RETURN(const v1::Cache cut,
-                        state_->unary().Call(&Stub::Truncate, request, options));
+  RAPT_ASSIGN_OR_RETURN(
+      const v1::Cache cut,
+      state_->unary().Call(&Stub::Truncate, state_->TruncationTo(length), options));
   RAPT_ASSIGN_OR_RETURN(const CacheInfo info, Decode(cut));
   state_->Take(info);
   return absl::OkStatus();

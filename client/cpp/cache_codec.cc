@@ -178,6 +178,13 @@ absl::StatusOr<FoundCaches> Decode(const v1::Caches& caches) {
   return found;
 }
 
+absl::StatusOr<CacheInfo> Decode(const v1::UpdateResult& result) {
+  if (result.code() == 0) return Decode(result.cache());
+  absl::Status status(static_cast<absl::StatusCode>(result.code()), result.message());
+  SetReason(result.reason(), status);
+  return status;
+}
+
 absl::StatusOr<std::vector<CacheItemResult>> Decode(size_t parts,
                                                     const v1::AppendResponse& response) {
   return DecodeItems(parts, response.results());

@@ -40,6 +40,7 @@ std::vector<LayerShape> DecodeShapes(
 // Internal for a malformed response.
 absl::StatusOr<CacheInfo> Decode(const v1::Cache& cache);
 absl::StatusOr<FoundCaches> Decode(const v1::Caches& caches);
+absl::StatusOr<CacheInfo> Decode(const v1::UpdateResult& result);
 absl::StatusOr<std::vector<CacheItemResult>> Decode(size_t parts,
                                                     const v1::AppendResponse& response);
 absl::StatusOr<CacheAttendResult> Decode(size_t items, const CacheAttendCall& call,

@@ -111,6 +111,8 @@ absl::StatusOr<CacheInfo> CacheStore::Fork(const std::string& owner, const ForkS
   RAPT_RETURN_IF_ERROR(CheckCreating());
   RAPT_RETURN_IF_ERROR(ValidateName(spec.name));
   RAPT_RETURN_IF_ERROR(ValidateReservation(spec.reserve_tokens));
+  const std::optional<Handle> named = directory_.FindNamed(owner, spec.name);
+  if (named && named->cache->IsFork(spec)) return InfoOf(*named);
   RAPT_ASSIGN_OR_RETURN(const Handle parent, directory_.Find(owner, spec.cache, /*renews=*/false));
   CacheSpec made = parent.cache->spec();
   RAPT_ASSIGN_OR_RETURN(const auto lease, LeaseOf(spec.lease, made.lease));

@@ -81,6 +81,10 @@ bool ResidentCache::WasMadeAs(const ResidentCache& other) const {
          forked_from_ == other.forked_from_ && forked_length_ == other.forked_length_;
 }
 
+bool ResidentCache::IsFork(const ForkSpec& spec) const {
+  return forked_from_ == spec.cache && spec.length.value_or(forked_length_) == forked_length_;
+}
+
 void ResidentCache::AddCharged(int64_t bytes) {
   charged_ += bytes;
   context_.reached_bytes += bytes;

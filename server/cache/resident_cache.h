@@ -118,6 +118,8 @@ class ResidentCache {
   const std::vector<LayerShape>& shapes() const { return shapes_; }  // of each layer
   // Returns whether a call for `other` may be answered with this cache of the same name.
   bool WasMadeAs(const ResidentCache& other) const;
+  // Returns whether a call for such a fork may be answered with this cache of its name.
+  bool IsFork(const ForkSpec& spec) const;
 
   // Charges the owner for the pages that the cache reaches, unless they are charged, and takes
   // those of reserve_tokens. Call before others see the cache.

@@ -480,6 +480,10 @@ def test_caches(server):
     assert status == 200 and fork["lengths"] == ["3"], fork
     status, cut = ask(server, "/rapt/v1/caches/truncate", {"cache": cache["id"], "generation": 1, "length": 2})
     assert status == 200 and cut["lengths"] == ["2"] and cut["generation"] == "2", cut
+    changes = {"forks": [{"cache": fork["id"], "generation": 1}], "closes": [fork["id"], "nobody"]}
+    status, done = ask(server, "/rapt/v1/caches/update", changes)
+    fork = done["forks"][0]["cache"]
+    assert status == 200 and fork["lengths"] == ["3"] and done["closes"][1]["reason"] == "unknown", done
     both = {"caches": [cache["id"], fork["id"]]}
     for method in ("get", "renew", "close"):
         status, found = ask(server, f"/rapt/v1/caches/{method}", both)
@@ -490,13 +494,13 @@ def test_caches(server):
     assert (caught.value.code, caught.value.headers["rapt-reason"]) == (404, "closed")
 
 
-@pytest.mark.parametrize("method", ["fork", "truncate", "get", "append", "attend", "diagnose"])
+@pytest.mark.parametrize("method", ["fork", "truncate", "update", "get", "append", "attend", "diagnose"])
 def test_a_call_on_caches_without_fields_names_what_is_missing(server, method):
     request = urllib.request.Request(f"http://{server.http_address}/rapt/v1/caches/{method}", method="POST")
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request)
     error = json.loads(caught.value.read())["error"]
-    assert caught.value.code == 400 and re.match(r"(cache|caches|parts|items)\b", error), error
+    assert caught.value.code == 400 and re.match(r"(cache|caches|forks|parts|items)\b", error), error
 
 
 # --- KServe ---------------------------------------------------------------------------------------

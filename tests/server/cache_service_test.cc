@@ -116,7 +116,7 @@ void CacheServiceTest::RunRandomOperations(int operations, v1::Storage storage) 
   int64_t attended = 0, aborted = 0;
   for (int n = 0; n < operations; ++n) {
     SCOPED_TRACE(absl::StrCat("operation ", n));
-    const int64_t kind = caches.empty() ? 0 : UniformInt(rng, 0, 19);
+    const int64_t kind = caches.empty() ? 0 : UniformInt(rng, 0, 20);
     if (kind == 0 && caches.size() < 12) {
       v1::CreateRequest request = CreateOf(1);
       request.set_storage(storage);
@@ -176,6 +176,37 @@ void CacheServiceTest::RunRandomOperations(int operations, v1::Storage storage) 
       ExpectFails(Call(&v1::CacheService::Stub::Get, ids, closed), StatusCode::NOT_FOUND, "closed");
       std::swap(cache, caches.back());
       caches.pop_back();
+    } else if (kind == 20 && caches.size() < 12) {
+      // As a step of beams: a cache has a fork and is cut, and the last one ends, perhaps the same.
+      v1::UpdateRequest request;
+      v1::ForkRequest& fork = *request.add_forks();
+      fork.set_cache(cache.info.id());
+      fork.set_generation(cache.info.generation());
+      fork.set_length(UniformInt(rng, 0, cache.shortest()));
+      fork.set_name(absl::StrCat("beam ", storage, " ", n));
+      v1::TruncateRequest& truncate = *request.add_truncates();
+      truncate.set_cache(fork.cache());
+      truncate.set_generation(fork.generation());
+      truncate.set_length(fork.length());
+      request.add_closes(caches.back().info.id());
+      v1::UpdateResponse first, again;
+      ASSERT_TRUE(Call(&v1::CacheService::Stub::Update, request, first).ok());
+      ASSERT_TRUE(Call(&v1::CacheService::Stub::Update, request, again).ok());  // a lost reply
+      ASSERT_EQ(first.forks(0).code(), first.truncates(0).code());
+      if (first.forks(0).code() != 0) {
+        ASSERT_EQ(first.forks(0).reason(), "evicted");
+        ASSERT_EQ(first.closes_size(), 0);
+        continue;
+      }
+      EXPECT_EQ(again.forks(0).cache().id(), first.forks(0).cache().id());
+      ASSERT_EQ(first.closes(0).cache().id(), request.closes(0));
+      CacheModel model = cache;
+      model.info = first.forks(0).cache();
+      cache.info = first.truncates(0).cache();
+      for (CacheModel* cut : {&model, &cache}) {
+        for (LayerModel& layer : cut->layers) layer.tokens.Resize(fork.length());
+      }
+      caches.back() = std::move(model);
     } else if (kind < 8) {
       const auto layer = static_cast<int>(UniformInt(rng, 0, 1));
       Tokens& tokens = cache.layers[layer].tokens;
@@ -433,6 +464,77 @@ TEST_F(CacheServiceTest, AnItemThatFailsLeavesTheOthersAlone) {
   want.lse.resize(want.lse.size() + 2 * kQueryHeads, -kInfinity);
   ExpectClose(response.y(), want.y, "y");
   ExpectClose(response.lse(), want.lse, "lse");
+}
+
+TEST_F(CacheServiceTest, AnUpdateForksTruncatesAndCloses) {
+  Rng rng(4);
+  const v1::Cache cache = CreateCache(CreateOf(1)), other = CreateCache();
+  v1::AppendResponse appended;
+  ASSERT_TRUE(Append(AppendOf(cache, 0, 0, RandomTokens(3, rng)), appended).ok());
+  v1::UpdateRequest request;
+  v1::ForkRequest& fork = *request.add_forks();
+  fork.set_cache(cache.id());
+  fork.set_generation(1);
+  fork.set_name("an update's");
+  v1::TruncateRequest& truncate = *request.add_truncates();
+  truncate.set_cache(cache.id());
+  truncate.set_generation(1);
+  truncate.set_length(2);
+  for (const std::string& id : {std::string("me:0:1"), cache.id(), other.id()}) {
+    request.add_closes(id);
+  }
+  const auto update = [&] {
+    v1::UpdateResponse response;
+    const grpc::Status status = Call(&v1::CacheService::Stub::Update, request, response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  v1::UpdateRequest wrong = request;
+  wrong.mutable_forks(0)->set_length(4);
+  wrong.mutable_truncates(0)->set_generation(2);
+  request.Swap(&wrong);
+  const v1::UpdateResponse refused = update();
+  EXPECT_EQ(refused.forks(0).code(), static_cast<int>(StatusCode::OUT_OF_RANGE));
+  EXPECT_EQ(refused.truncates(0).code(), static_cast<int>(StatusCode::ABORTED));
+  EXPECT_EQ(refused.truncates(0).reason(), "generation");
+  EXPECT_EQ(refused.truncates(0).message(), "generation is 2; the cache has 1");
+  EXPECT_EQ(refused.closes_size(), 0);
+  request.Swap(&wrong);
+  const v1::UpdateResponse first = update();
+  EXPECT_EQ(first.forks(0).cache().lengths(0), 3);  // as before the truncation
+  EXPECT_EQ(first.truncates(0).cache().lengths(0), 2);
+  EXPECT_EQ(first.closes(0).code(), static_cast<int>(StatusCode::NOT_FOUND));
+  EXPECT_EQ(first.closes(0).reason(), "restarted");
+  EXPECT_EQ(first.closes(1).cache().lengths(0), 2);
+  EXPECT_EQ(first.closes(2).cache().id(), other.id());
+  // Sent again: the fork is there, though what it was made of is not.
+  request.clear_truncates();
+  const v1::UpdateResponse again = update();
+  EXPECT_EQ(again.forks(0).cache().id(), first.forks(0).cache().id());
+  EXPECT_EQ(again.closes(1).reason(), "closed");
+}
+
+TEST_F(CacheServiceTest, AnUpdateThatIsNotAllowedDoesNothing) {
+  const v1::Cache cache = CreateCache();
+  v1::UpdateRequest request;
+  v1::UpdateResponse response;
+  grpc::Status status = Call(&v1::CacheService::Stub::Update, request, response);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "forks, truncates and closes have 0 entries; they must have 1 to 1024");
+  request.add_closes(cache.id());
+  request.add_forks()->set_lease_ms(-1);
+  status = Call(&v1::CacheService::Stub::Update, request, response);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("forks[0].lease_ms is -1"));
+  request.clear_forks();
+  for (int n = 0; n < 1024; ++n) request.add_closes(std::string(128, 'x'));
+  status = Call(&v1::CacheService::Stub::Update, request, response);
+  EXPECT_THAT(status.error_message(), HasSubstr("have 1025 entries"));
+  v1::Ids ids;
+  ids.add_caches(cache.id());
+  v1::Caches caches;
+  EXPECT_TRUE(Call(&v1::CacheService::Stub::Get, ids, caches).ok());
 }
 
 TEST_F(CacheServiceTest, RunsOutOfPagesAtOnceAndOthersKeepTheirBits) {

@@ -110,10 +110,16 @@ constexpr InputField kAttendInputs[] = {
      &AttendMessage::has_head_sink, &AttendMessage::head_sink},
 };
 
+// ItemResult and UpdateResult have the same fields for it.
+template <typename ProtoResult>
+void WriteStatus(const absl::Status& from, ProtoResult& to) {
+  to.set_code(static_cast<int>(from.code()));
+  to.set_message(std::string(from.message()));
+  to.set_reason(std::string(NameOf(cache::ReasonOf(from))));
+}
+
 void WriteResult(const cache::AppendResult& from, v1::ItemResult& to) {
-  to.set_code(static_cast<int>(from.status.code()));
-  to.set_message(std::string(from.status.message()));
-  to.set_reason(std::string(NameOf(cache::ReasonOf(from.status))));
+  WriteStatus(from.status, to);
   to.set_length(from.length);
   to.set_applied_before(from.applied_before);
 }
@@ -493,6 +499,18 @@ void Encode(const cache::CacheList& list, v1::Caches& caches) {
     to.set_reason(std::string(NameOf(missing.reason)));
   }
   caches.set_next_page_token(list.next_page_token);
+}
+
+void Encode(const absl::StatusOr<cache::CacheInfo>& info, v1::UpdateResult& result) {
+  if (info.ok()) return Encode(*info, *result.mutable_cache());
+  WriteStatus(info.status(), result);
+}
+
+absl::Status CheckUpdate(const v1::UpdateRequest& request) {
+  const int count = request.forks_size() + request.truncates_size() + request.closes_size();
+  if (count >= 1 && static_cast<size_t>(count) <= kMaxIds) return absl::OkStatus();
+  return Invalid("forks, truncates and closes have ", count, " entries; they must have 1 to ",
+                 kMaxIds);
 }
 
 absl::StatusOr<std::vector<std::string>> DecodeIds(const v1::Ids& ids) {

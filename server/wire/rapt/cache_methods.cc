@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "server/cache/cached_attention.h"
 #include "server/cache/cached_diagnosis.h"
@@ -131,10 +132,41 @@ absl::Status Fork(cache::CacheStore& store, const std::string& caller,
   return Answer(store.Fork(caller, DecodeFork(request)), response);
 }
 
+absl::StatusOr<cache::CacheInfo> Truncate(cache::CacheStore& store, const std::string& caller,
+                                          const v1::TruncateRequest& request) {
+  return store.Truncate(caller, request.cache(), request.length(), request.generation());
+}
+
 absl::Status Truncate(cache::CacheStore& store, const std::string& caller,
                       const v1::TruncateRequest& request, v1::Cache& response) {
-  return Answer(store.Truncate(caller, request.cache(), request.length(), request.generation()),
-                response);
+  return Answer(Truncate(store, caller, request), response);
+}
+
+absl::StatusOr<cache::CacheInfo> Close(cache::CacheStore& store, const std::string& caller,
+                                       const std::string& id) {
+  RAPT_ASSIGN_OR_RETURN(cache::CacheList closed, store.Close(caller, absl::MakeConstSpan(&id, 1)));
+  return std::move(closed.caches.front());
+}
+
+absl::Status Update(cache::CacheStore& store, const std::string& caller,
+                    const v1::UpdateRequest& request, v1::UpdateResponse& response) {
+  RAPT_RETURN_IF_ERROR(CheckUpdate(request));
+  absl::Status status;
+  const auto answer = [&](const absl::StatusOr<cache::CacheInfo>& info, v1::UpdateResult& result) {
+    Encode(info, result);
+    status.Update(info.status());
+  };
+  for (const v1::ForkRequest& fork : request.forks()) {
+    answer(store.Fork(caller, DecodeFork(fork)), *response.add_forks());
+  }
+  for (const v1::TruncateRequest& truncate : request.truncates()) {
+    answer(Truncate(store, caller, truncate), *response.add_truncates());
+  }
+  if (!status.ok()) return absl::OkStatus();
+  for (const std::string& id : request.closes()) {
+    Encode(Close(store, caller, id), *response.add_closes());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status List(cache::CacheStore& store, const std::string& caller,
@@ -188,7 +220,8 @@ void CacheMethods::AddTo(StreamMethods& methods, const CallEnvironment& environm
 }
 
 void CacheMethods::AddTo(UnaryMethods& methods) {
-  constexpr int64_t kMaxIdsBytes = 128 * 1024;  // of 1024 ids
+  constexpr int64_t kMaxIdsBytes = 128 * 1024;     // of 1024 ids
+  constexpr int64_t kMaxUpdateBytes = 512 * 1024;  // of 1024 forks
   const auto add = [&](absl::string_view method, UnaryMethod unary) -> UnaryMethod& {
     unary.observe = observe_(NameOf(method));
     return methods[absl::StrCat("/", NameOf(method))] = std::move(unary);
@@ -199,6 +232,7 @@ void CacheMethods::AddTo(UnaryMethods& methods) {
   add("Create", OnStore(store_, Create));
   add("Fork", OnStore(store_, Fork));
   add("Truncate", OnStore(store_, Truncate));
+  add("Update", OnStore(store_, Update)).traits.max_small_bytes = kMaxUpdateBytes;
   add_of_ids("Renew", OnStore(store_, OnIds<&cache::CacheStore::Renew>));
   add_of_ids("Close", OnStore(store_, OnIds<&cache::CacheStore::Close>));
   add_of_ids("Get", OnStore(store_, OnIds<&cache::CacheStore::Get>));

@@ -235,6 +235,7 @@ void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
   add("POST", "/rapt/v1/caches", kCacheServiceName, "Create");
   add("POST", "/rapt/v1/caches/fork", kCacheServiceName, "Fork");
   add("POST", "/rapt/v1/caches/truncate", kCacheServiceName, "Truncate");
+  add("POST", "/rapt/v1/caches/update", kCacheServiceName, "Update");
   add("POST", "/rapt/v1/caches/renew", kCacheServiceName, "Renew");
   add("POST", "/rapt/v1/caches/close", kCacheServiceName, "Close");
   add("POST", "/rapt/v1/caches/get", kCacheServiceName, "Get");

@@ -290,6 +290,32 @@ TEST_F(CacheTest, ForksAndTruncatesIndependently) {
   EXPECT_THAT(ValuesOf(kept.y), Pointwise(FloatNear(2e-6f), FirstRows(4, Want(tokens))));
 }
 
+TEST_F(CacheTest, UpdatesSeveralCachesInOneCall) {
+  const Tokens tokens = DrawTokens(5, 6);
+  Cache cache = Create(), other = Create();
+  Append(cache, tokens, 0);
+  Append(cache, tokens, 1);
+  const std::string gone = other.id();
+  const CacheChanges wrong = {
+      .forks = {&cache}, .truncates = {{&cache, 4}, {&other, 1}}, .closes = {&other}};
+  const size_t before = ListCaches(*client_)->size();
+  ExpectFails(UpdateCaches(wrong), absl::StatusCode::kOutOfRange, "");
+  EXPECT_THAT(*ListCaches(*client_), SizeIs(before));
+  EXPECT_THAT(cache.lengths(), ElementsAre(4, 4));
+
+  const auto forks = UpdateCaches(
+      {.forks = {&cache, &other, &cache}, .truncates = {{&cache, 2}}, .closes = {&other}});
+  ASSERT_TRUE(forks.ok()) << forks.status();
+  ASSERT_THAT(*forks, SizeIs(3));
+  EXPECT_THAT((*forks)[0].lengths(), ElementsAre(4, 4));
+  EXPECT_THAT((*forks)[1].lengths(), ElementsAre(0, 0));
+  EXPECT_THAT(cache.lengths(), ElementsAre(2, 2));
+  EXPECT_EQ(cache.generation(), 3u);
+  EXPECT_EQ(ReasonOf(Find(gone)), "closed");
+  EXPECT_TRUE(absl::IsFailedPrecondition(UpdateCaches({.forks = {&other}}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(UpdateCaches({}).status()));
+}
+
 TEST_F(CacheTest, ErrorsHaveAReason) {
   const Tokens tokens = DrawTokens(7, 2), other = DrawTokens(8, 2);
   Cache cache = Create();
@@ -537,6 +563,10 @@ class LossyServer final : public CacheProxy {
                      v1::Caches* response) override {
     return Pass(*context, 5, &v1::CacheService::Stub::Close, *request, *response);
   }
+  grpc::Status Update(grpc::ServerContext* context, const v1::UpdateRequest* request,
+                      v1::UpdateResponse* response) override {
+    return Pass(*context, 6, &v1::CacheService::Stub::Update, *request, *response);
+  }
   grpc::Status Get(grpc::ServerContext*, const v1::Ids* request, v1::Caches* response) override {
     grpc::ClientContext context;
     return stub().Get(&context, *request, response);
@@ -563,7 +593,7 @@ class LossyServer final : public CacheProxy {
 
   const grpc::StatusCode code_;
   mutable Mutex mutex_;
-  bool was_lost_[6] ABSL_GUARDED_BY(mutex_) = {};
+  bool was_lost_[7] ABSL_GUARDED_BY(mutex_) = {};
   std::vector<int64_t> ats_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -589,11 +619,14 @@ TEST_F(CacheTest, RetriesAfterALostReplyChangeNothing) {
   EXPECT_THAT(ValuesOf(step.y), Pointwise(FloatNear(2e-6f), Want(tokens)));
   EXPECT_THAT(lossy.ats(), ElementsAre(0, 0, 3, 3));
 
-  const absl::StatusOr<Cache> fork = cache->Fork({.length = 0});
+  absl::StatusOr<Cache> fork = cache->Fork({.length = 0});
   ASSERT_TRUE(fork.ok()) << fork.status();
   EXPECT_THAT(*ListCaches(*client_), SizeIs(before + 2));
   EXPECT_TRUE(cache->Truncate(0).ok());
   EXPECT_EQ(cache->generation(), 2u);
+  const auto copies = UpdateCaches({.forks = {&*fork}, .closes = {&*fork}});
+  ASSERT_TRUE(copies.ok()) << copies.status();
+  EXPECT_THAT(*ListCaches(*client_), SizeIs(before + 2));
   const absl::StatusOr<CacheInfo> info = cache->Refresh();
   ASSERT_TRUE(info.ok()) << info.status();
   EXPECT_EQ(info->generation, 2u);

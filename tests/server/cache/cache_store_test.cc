@@ -232,6 +232,14 @@ TEST_F(CacheStoreTest, AForkIsIdempotentByName) {
   const auto fork = store_.Fork("a", spec);
   ASSERT_TRUE(fork.ok());
   EXPECT_EQ(store_.Fork("a", spec)->id, fork->id);
+  ForkSpec longer = spec;
+  longer.length = 1;
+  EXPECT_FALSE(store_.Fork("a", longer).ok());
+  // Also when the other cache has gone on, and is gone.
+  ASSERT_TRUE(store_.Truncate("a", parent.id, 0, 1).ok());
+  EXPECT_EQ(store_.Fork("a", spec)->id, fork->id);
+  ASSERT_TRUE(store_.Close("a", {{parent.id}}).ok());
+  EXPECT_EQ(store_.Fork("a", spec)->id, fork->id);
   const ForkSpec of_other = {.cache = other.id, .generation = 1, .name = "fork"};
   EXPECT_EQ(store_.Fork("a", of_other).status().code(), absl::StatusCode::kAlreadyExists);
 }

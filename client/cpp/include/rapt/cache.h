@@ -163,6 +163,7 @@ struct ForkOptions {
 };
 
 struct CacheItem;
+struct CacheChanges;
 
 // A handle of a cache. While it lives, its client renews the lease in the background, at a third of
 // the lease after the last call that renewed it. Its destructor closes the cache: it waits at most
@@ -234,6 +235,8 @@ class Cache {
   friend absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items,
                                                         const CacheAttendCall& call,
                                                         const CallOptions& options);
+  friend absl::StatusOr<std::vector<Cache>> UpdateCaches(const CacheChanges& changes,
+                                                         const CallOptions& options);
   explicit Cache(std::unique_ptr<State> state);
 
   std::unique_ptr<State> state_;  // null: closed, released or moved from
@@ -262,6 +265,24 @@ struct CacheItem {
 absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items,
                                                const CacheAttendCall& call,
                                                const CallOptions& options = {});
+
+struct CacheTruncation {
+  Cache* cache = nullptr;
+  int64_t length = 0;
+};
+
+// Changes of several caches of one client: at least one, at most 1024.
+struct CacheChanges {
+  std::vector<Cache*> forks = {};  // as by Fork(); a cache may occur several times
+  std::vector<CacheTruncation> truncates = {};
+  std::vector<Cache*> closes = {};  // the handles are then empty
+};
+
+// Makes the changes in one call and in this order, as a step of beam search does, and returns the
+// forks. After an error there are none; truncations may have been made. Nothing is closed if the
+// server refused a fork or a truncation.
+absl::StatusOr<std::vector<Cache>> UpdateCaches(const CacheChanges& changes,
+                                                const CallOptions& options = {});
 
 struct MissingCache {
   std::string id;
