@@ -82,10 +82,16 @@ def server():
         yield running
 
 
+@pytest.fixture(params=("http", "grpc"))
+def url_of(request):
+    """Returns the address of a server, over a transport."""
+    return lambda server: f"{request.param}://{getattr(server, request.param + '_address')}"
+
+
 @pytest.fixture
-def address(server):
+def address(server, url_of):
     """Of a server that has no caches when the test has ended."""
-    yield f"http://{server.http_address}"
+    yield url_of(server)
     assert server.live_caches() == 0
 
 
@@ -120,14 +126,23 @@ def test_tokens_are_those_in_process(model, address, way):
 
 
 @pytest.mark.parametrize("way", ("greedy", "beams"))
-def test_sequences_go_to_several_servers_in_turn(gpt_oss, address, way):
+def test_sequences_go_to_several_servers_in_turn(gpt_oss, address, url_of, way):
     want = generate(gpt_oss, attention_mask=PADDED, **WAYS[way])
     with RaptServer(f"--kv_cache_bytes={64 * MIB}") as other:
-        servers = [address, f"http://{other.http_address}"]
+        servers = [address, url_of(other)]
         with rapt.torch.RemoteCache(servers, gpt_oss.config) as cache:
             assert torch.equal(generate(gpt_oss, cache, attention_mask=PADDED, **WAYS[way]), want)
             assert way == "beams" or other.live_caches() == 1  # forks stay where their parents are
         assert other.live_caches() == 0
+
+
+def test_beams_change_caches_by_one_call_a_step(llama, address):
+    with rapt.Client(address) as client:
+        update, changes = client.update_caches, []
+        client.update_caches = lambda **more: (changes.append(more), update(**more))[1]
+        with rapt.torch.RemoteCache(client, llama.config) as cache:
+            generate(llama, cache, **WAYS["beams"], new_tokens=16)
+        assert 0 < len(changes) <= 16 and any(change["forks"] and change["closes"] for change in changes)
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float16, torch.bfloat16))
@@ -143,13 +158,13 @@ def test_types(address, dtype):
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-def test_a_prompt_beyond_one_message_takes_several(gpt_oss):
+def test_a_prompt_beyond_one_message_takes_several(gpt_oss, url_of):
     prompt = torch.randint(3, 100, (3, 400), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(prompt)
     mask[1, :250] = 0
     want = generate(gpt_oss, prompt=prompt, attention_mask=mask, new_tokens=4)
     with RaptServer(f"--kv_cache_bytes={64 * MIB}", "--max_message_bytes=140000") as server:
-        with rapt.torch.RemoteCache(f"http://{server.http_address}", gpt_oss.config) as cache:
+        with rapt.torch.RemoteCache(url_of(server), gpt_oss.config) as cache:
             assert torch.equal(generate(gpt_oss, cache, prompt=prompt, attention_mask=mask, new_tokens=4), want)
 
 
@@ -210,11 +225,11 @@ def go_on(model, cache, tokens, length):
     return generate(model, cache, prompt=so_far, attention_mask=mask, new_tokens=length - so_far.shape[1])
 
 
-def test_a_server_that_is_gone(gpt_oss, address):
+def test_a_server_that_is_gone(gpt_oss, address, url_of):
     want = generate(gpt_oss, attention_mask=PADDED)
     with contextlib.ExitStack() as stack:
         doomed = RaptServer(f"--kv_cache_bytes={64 * MIB}").__enter__()
-        client = stack.enter_context(rapt.Client(f"http://{doomed.http_address}", retries=QUICK))
+        client = stack.enter_context(rapt.Client(url_of(doomed), retries=QUICK))
         tokens = Tokens(lambda length: doomed.signal(signal.SIGKILL) if length == 15 else None)
         with rapt.torch.RemoteCache(client, gpt_oss.config) as cache:
             with pytest.raises(ConnectionError, match="attention of layer 0 of 3: .*recover.*else use a new RemoteCache"):
@@ -246,9 +261,9 @@ def test_keys_that_the_server_has_lost(gpt_oss, address):
         assert torch.equal(go_on(gpt_oss, cache, tokens, want.shape[1]), want)
 
 
-def test_a_server_without_room_goes_on_once_it_has_some(gpt_oss):
+def test_a_server_without_room_goes_on_once_it_has_some(gpt_oss, url_of):
     want = generate(gpt_oss, attention_mask=PADDED, new_tokens=90)
-    with RaptServer(f"--kv_cache_bytes={4 * MIB}") as server, rapt.Client(f"http://{server.http_address}") as client:
+    with RaptServer(f"--kv_cache_bytes={4 * MIB}") as server, rapt.Client(url_of(server)) as client:
         other = client.create_cache(rapt.LayerShape(kv_heads=2, head_size=16))
         page = torch.zeros(64, 2, 16)
 
@@ -293,9 +308,9 @@ def test_layers_that_differ_after_an_error_are_recovered(gpt_oss, address):
             assert torch.equal(go_on(gpt_oss, cache, tokens, want.shape[1]), want)
 
 
-def test_beams_beyond_the_quota(llama):
+def test_beams_beyond_the_quota(llama, url_of):
     with RaptServer(f"--kv_cache_bytes={64 * MIB}", "--kv_max_caches_per_caller=3") as server:
-        with rapt.torch.RemoteCache(f"http://{server.http_address}", llama.config) as cache:
+        with rapt.torch.RemoteCache(url_of(server), llama.config) as cache:
             with pytest.raises(errors.ResourceExhausted) as caught:
                 generate(llama, cache, prompt=REPEATS, num_beams=3)
             assert caught.value.reason == "quota" and server.live_caches() == 3
@@ -305,8 +320,8 @@ def test_beams_beyond_the_quota(llama):
 # --- Nothing is left -------------------------------------------------------------------------------
 
 
-def test_a_cache_that_is_dropped_is_closed(llama, server):
-    cache = rapt.torch.RemoteCache(f"http://{server.http_address}", llama.config)
+def test_a_cache_that_is_dropped_is_closed(llama, server, url_of):
+    cache = rapt.torch.RemoteCache(url_of(server), llama.config)
     generate(llama, cache)
     assert server.live_caches() == 3
     del cache

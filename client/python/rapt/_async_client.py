@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -126,6 +126,24 @@ class AsyncClient(_Asynchronous):
     def open_cache(self, info: CacheInfo) -> AsyncCache:
         """As Client.open_cache(). Makes no call."""
         return AsyncCache(self._object.open_cache(info), self._threads)
+
+    async def update_caches(
+        self,
+        *,
+        forks: Sequence[AsyncCache] = (),
+        truncates: Sequence[tuple[AsyncCache, int]] = (),
+        closes: Sequence[AsyncCache] = (),
+        timeout: float | None = None,
+    ) -> list[AsyncCache]:
+        """As Client.update_caches()."""
+        made = await self._threads.run(
+            self._object.update_caches,
+            forks=[cache.handle for cache in forks],
+            truncates=[(cache.handle, length) for cache, length in truncates],
+            closes=[cache.handle for cache in closes],
+            timeout=timeout,
+        )
+        return [AsyncCache(cache, self._threads) for cache in made]
 
     async def __aenter__(self) -> AsyncClient:
         return self

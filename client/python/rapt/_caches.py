@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import threading
 import time
-import urllib.parse
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,10 +16,11 @@ from typing import Annotated, Any, Generic, TypedDict, Unpack
 from . import _arrays, _messages
 from ._arrays import A, Array, short_repr
 from ._attention import Number, boolean, check, choice, integer, real, text, window_sides
+from ._messages import Method
 from ._options import Option, describe, shows, unknown
-from ._reports import ENUMERATORS, CacheInfo, Diagnosis, Float, LayerShape, Storage, camel
+from ._reports import ENUMERATORS, CacheInfo, Diagnosis, Float, LayerShape, Storage
 from ._server import DTYPES, Sent, Server, dtype_name, received
-from .errors import CallError, InternalError, NotFound
+from .errors import CallError, InternalError, NotFound, error_of_code
 
 
 _MOST_IDS = 1024  # of a call
@@ -210,10 +211,8 @@ class Cache:
             tensors = {"k": Sent.of("k", k).message(), "v": Sent.of("v", v).message()}
             parts.append(self._known(layer) | {"layer": layer} | tensors)
         results = self._caches.server.compute(
-            "/rapt/v1/caches/append",
-            _messages.APPEND_REQUEST,
+            _messages.APPEND_TO_CACHES,
             {"parts": parts},
-            _messages.APPEND_RESPONSE,
             lambda response: _appended(response["results"], len(parts)),
             timeout,
         )
@@ -251,8 +250,7 @@ class Cache:
         """Explains an attend() whose result looks wrong, over the tokens that this handle knows of. Appends nothing, and
         does not renew the lease. ValueError, reason "evicted", if the layer has evicted tokens."""
         request = self._caches.step(layer, [CacheItem(self, _rows("q", q), 0, position)], q, None, None, options)
-        path, schema = "/rapt/v1/caches/diagnose", _messages.ATTEND_CACHED_REQUEST
-        return self._caches.server.diagnose(Diagnosis, path, schema, request, timeout)
+        return self._caches.server.report(Diagnosis, _messages.DIAGNOSE_CACHES, request, timeout)
 
     def fork(
         self,
@@ -265,27 +263,21 @@ class Cache:
     ) -> Cache:
         """A cache of the first tokens of every layer, which shares their pages. `length` None: that of the shortest layer.
         `name` is as of create_cache(); `lease` in seconds, None: as this cache."""
-        self._check_open()
-        request: dict[str, Any] = {
-            "cache": self.id,
-            "generation": self.generation,
-            "reserveTokens": integer("reserve_tokens", reserve_tokens),
-        }
+        request = self._state() | {"reserve_tokens": integer("reserve_tokens", reserve_tokens)}
         if length is not None:
             request["length"] = integer("length", length)
-        return self._caches.make("/rapt/v1/caches/fork", request, name, lease, timeout)
+        return self._caches.make(_messages.FORK_CACHE, request, name, lease, timeout)
 
     def truncate(self, length: int, *, timeout: float | None = None) -> None:
         """Every layer keeps its first `length` tokens. Calls sent before, and late, then fail."""
-        self._check_open()
-        request = {"cache": self.id, "length": integer("length", length), "generation": self.generation}
-        self._take(self._caches.server.ask(CacheInfo, "POST", "/rapt/v1/caches/truncate", request, timeout))
+        request = self._state() | {"length": integer("length", length)}
+        self._take(self._caches.server.ask(CacheInfo, _messages.TRUNCATE_CACHE, request, timeout))
 
     def renew(self, *, timeout: float | None = None) -> CacheInfo:
         """Renews the lease now."""
         self._check_open()
         start = time.monotonic()
-        info = self._caches.one("renew", self.id, timeout)
+        info = self._caches.one(_messages.RENEW_CACHES, self.id, timeout)
         self._lease.renewed = start
         return info
 
@@ -293,7 +285,7 @@ class Cache:
         """What the server has; the handle takes over its lengths and generation. Does not renew the lease. No other call of
         the cache may run."""
         self._check_open()
-        info = self._caches.one("get", self.id, timeout)
+        info = self._caches.one(_messages.GET_CACHES, self.id, timeout)
         self._take(info)
         return info
 
@@ -302,7 +294,7 @@ class Cache:
         self._check_open()
         self.release()
         try:
-            self._caches.one("close", self.id, timeout)
+            self._caches.one(_messages.CLOSE_CACHES, self.id, timeout)
         except NotFound as error:
             if error.reason != "closed":  # it may have been this call that closed it, and whose answer was lost
                 raise
@@ -316,6 +308,11 @@ class Cache:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ValueError("the cache was closed or released")
+
+    def _state(self) -> dict[str, Any]:
+        """The fields of a fork or a truncation by which the server knows a repeated one."""
+        self._check_open()
+        return {"cache": self.id, "generation": self.generation}
 
     def _known(self, layer: int) -> dict[str, Any]:
         """The fields of a call on a layer by which the server knows a repeated one."""
@@ -351,7 +348,7 @@ def _appended(results: Sequence[Mapping[str, Any]], count: int) -> list[Appended
 
 
 def _shape_message(shape: LayerShape) -> dict[str, int]:
-    return {camel(name): integer(name, number) for name, number in asdict(shape).items()}
+    return {name: integer(name, number) for name, number in asdict(shape).items()}
 
 
 def _drawn_name() -> str:
@@ -373,6 +370,26 @@ class _Page:
     next_page_token: str = ""
 
 
+_Change = tuple[str, Cache, Any]  # a list of UpdateRequest, whose cache it is about, and the entry
+
+
+@dataclass(frozen=True)
+class _Result:
+    """UpdateResult of cache.proto."""
+
+    code: int = 0
+    message: str = ""
+    reason: str = ""
+    cache: CacheInfo = CacheInfo()
+
+
+@dataclass(frozen=True)
+class _Results:
+    forks: list[_Result] = field(default_factory=list)
+    truncates: list[_Result] = field(default_factory=list)
+    closes: list[_Result] = field(default_factory=list)
+
+
 class Caches:
     """The caches of a server. Thread-safe."""
 
@@ -382,7 +399,7 @@ class Caches:
 
     def _renew(self, ids: list[str], timeout: float) -> set[str]:
         try:
-            page = self.server.ask(_Page, "POST", "/rapt/v1/caches/renew", {"caches": ids}, timeout)
+            page = self.server.ask(_Page, _messages.RENEW_CACHES, {"caches": ids}, timeout)
         except NotFound as error:
             if not error.reason:  # of a proxy
                 raise
@@ -405,26 +422,28 @@ class Caches:
             "shapes": [_shape_message(shape) for shape in ([shapes] if isinstance(shapes, LayerShape) else shapes)],
             "dtype": dtype_name("dtype", dtype),
             "storage": ENUMERATORS[storage],
-            "reserveTokens": integer("reserve_tokens", reserve_tokens),
-            "firstPosition": integer("first_position", first_position),
+            "reserve_tokens": integer("reserve_tokens", reserve_tokens),
+            "first_position": integer("first_position", first_position),
         }
-        return self.make("/rapt/v1/caches", request, name, lease, timeout)
+        return self.make(_messages.CREATE_CACHE, request, name, lease, timeout)
 
-    def make(self, path: str, request: dict[str, Any], name: str, lease: float | None, timeout: float | None) -> Cache:
+    def make(self, method: Method, request: dict[str, Any], name: str, lease: float | None, timeout: float | None) -> Cache:
         request = request | {"name": name or _drawn_name()}
         if lease is not None:
             check(0 < real("lease", lease) < math.inf, f"lease is {lease}; it must be more than 0 and finite")
-            request["leaseMs"] = max(round(real("lease", lease) * 1e3), 1)
+            request["lease_ms"] = max(round(real("lease", lease) * 1e3), 1)
         start = time.monotonic()
-        info = self.server.ask(CacheInfo, "POST", path, request, timeout)
+        return self._made(self.server.ask(CacheInfo, method, request, timeout), start)
+
+    def _made(self, info: CacheInfo, start: float) -> Cache:
         # A cache that existed keeps its lease, which may end sooner than a new one.
         return Cache(self, info, start + min(info.expires_in_ms - info.lease_ms, 0) / 1e3, is_owned=True)
 
     def open(self, info: CacheInfo) -> Cache:
         return Cache(self, info, time.monotonic(), is_owned=False)
 
-    def one(self, method: str, cache: str, timeout: float | None) -> CacheInfo:
-        page = self.server.ask(_Page, "POST", f"/rapt/v1/caches/{method}", {"caches": [cache]}, timeout)
+    def one(self, method: Method, cache: str, timeout: float | None) -> CacheInfo:
+        page = self.server.ask(_Page, method, {"caches": [cache]}, timeout)
         if len(page.caches) != 1:
             raise InternalError(f"not an answer of rapt-server: {len(page.caches)} caches in place of 1")
         return page.caches[0]
@@ -434,24 +453,62 @@ class Caches:
         ids = [cache.release() for cache in caches]
         for first in range(0, len(ids), _MOST_IDS):
             try:
-                self.server.ask(
-                    _Page, "POST", "/rapt/v1/caches/close", {"caches": ids[first : first + _MOST_IDS]}, timeout
-                )
+                self.server.ask(_Page, _messages.CLOSE_CACHES, {"caches": ids[first : first + _MOST_IDS]}, timeout)
             except NotFound as error:
                 if not error.reason:  # of a proxy
                     raise
 
+    def update(
+        self,
+        forks: Sequence[Cache],
+        truncates: Sequence[tuple[Cache, int]],
+        closes: Sequence[Cache],
+        timeout: float | None,
+    ) -> list[Cache]:
+        """See Client.update_caches()."""
+        for cache in (*forks, *(cut for cut, _ in truncates), *closes):
+            check(cache._caches is self, f"{cache!r} is of another client; all must be of this one")
+        changes: list[_Change] = [("forks", cache, cache._state() | {"name": _drawn_name()}) for cache in forks]
+        changes += [("truncates", cut, cut._state() | {"length": integer("length", length)}) for cut, length in truncates]
+        changes += [("closes", cache, cache._state()["cache"]) for cache in closes]
+        made: list[Cache] = []
+        try:
+            for first in range(0, len(changes), _MOST_IDS):
+                self._change(changes[first : first + _MOST_IDS], made, timeout)
+        except CallError:
+            with contextlib.suppress(CallError, ValueError):  # ValueError: the client was closed
+                self.close(made, timeout)
+            raise
+        return made
+
+    def _change(self, changes: Sequence[_Change], made: list[Cache], timeout: float | None) -> None:
+        """Makes changes by one call, and adds the forks to `made`."""
+        request = {kind: [entry for of, _, entry in changes if of == kind] for kind in ("forks", "truncates", "closes")}
+        start = time.monotonic()
+        answer = self.server.ask(_Results, _messages.UPDATE_CACHES, request, timeout)
+        failed: list[CallError] = []
+        for (kind, cache, _), result in zip(changes, answer.forks + answer.truncates + answer.closes):
+            if kind == "closes":
+                cache.release()  # or there was none
+            elif result.code != 0:
+                failed.append(error_of_code(result.code, result.message, result.reason))
+            elif kind == "forks":
+                made.append(self._made(result.cache, start))
+            else:
+                cache._take(result.cache)
+        if failed:
+            raise failed[0]
+
     def list(self, name_prefix: str, timeout: float | None) -> list[CacheInfo]:
-        deadline = self.server.calls.deadline(timeout)
+        deadline = self.server.deadline(timeout)
         found: list[CacheInfo] = []
-        request = {"namePrefix": name_prefix}
+        request = {"name_prefix": name_prefix}
         while True:
-            path = "/rapt/v1/caches?" + urllib.parse.urlencode(request)
-            page = self.server.ask(_Page, "GET", path, {}, deadline.left())
+            page = self.server.ask(_Page, _messages.LIST_CACHES, request, deadline.left())
             found += page.caches
             if not page.next_page_token:
                 return found
-            request["pageToken"] = page.next_page_token
+            request["page_token"] = page.next_page_token
 
     def attend(
         self,
@@ -474,9 +531,7 @@ class Caches:
                 response.get("plan", ""),
             )
 
-        path = "/rapt/v1/caches/attend"
-        schemas = _messages.ATTEND_CACHED_REQUEST, _messages.ATTEND_CACHED_RESPONSE
-        result = self.server.compute(path, schemas[0], request, schemas[1], read, timeout)
+        result = self.server.compute(_messages.ATTEND_CACHES, request, read, timeout)
         for item, known in zip(items, request["items"]):
             item.cache._applied(layer, known["at"], item.new_tokens, start)
         return result

@@ -1,4 +1,4 @@
-"""A client of rapt-server over HTTP, by the standard library."""
+"""A client of rapt-server over HTTP, by the standard library, or over gRPC."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ from ._operators import (
     lsh_call,
 )
 from ._options import shows
-from ._reports import CacheInfo, Diagnosis, Float, LayerShape, MemoryEstimates, ServerInfo, Storage, camel
-from ._server import Sent, Server, dtype_name, received
-from .errors import Unavailable
+from ._reports import CacheInfo, Diagnosis, Float, LayerShape, MemoryEstimates, ServerInfo, Storage
+from ._server import HttpServer, Sent, Server, dtype_name, received
 
 Path = str | os.PathLike[str]
 
@@ -115,6 +114,25 @@ def _attributes(layouts: tuple[tuple[str, Layout], ...], scalars: tuple[tuple[st
     return b"".join(_messages.encode(_messages.ATTENTION, fields))
 
 
+def _server_of(
+    url: str,
+    token: str | None,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    server_name: str,
+    timeout: float,
+    retries: Retry,
+    max_message_bytes: int,
+) -> Server:
+    if url.startswith(("grpc:", "grpcs:")):
+        from ._grpc import GrpcServer
+
+        return GrpcServer(url, token, ca, cert, key, server_name, timeout, retries, max_message_bytes)
+    endpoint = Endpoint.of(url, token, ca, cert, key, server_name)
+    return HttpServer(Calls(endpoint, token, retries, timeout, max_message_bytes))
+
+
 class ClientOptions(TypedDict, total=False):
     """The options of Client, for AsyncClient."""
 
@@ -129,10 +147,12 @@ class ClientOptions(TypedDict, total=False):
 
 
 class Client:
-    """Calls a rapt-server at `url`, "http://127.0.0.1:8000" or "https://HOST:PORT".
+    """Calls a rapt-server at `url`, "http://127.0.0.1:8000", "https://HOST:PORT", or over gRPC, which needs grpcio:
+    "grpc://127.0.0.1:8001", "grpcs://HOST:PORT".
 
-    `ca`, `cert` and `key` name PEM files: trusted authorities (None: the system's), and the certificate of the client.
-    `server_name` is the name in the server's certificate, if it is not the host. `token` needs https. `timeout`, in
+    `ca`, `cert` and `key` name PEM files: trusted authorities (None: the system's; over gRPC those of grpcio), and the
+    certificate of the client. `server_name` is the name in the server's certificate, if it is not the host. `token` needs
+    https or grpcs. `timeout`, in
     seconds, is that of calls without one; it covers retries, and the server gets what is left of it as its deadline.
     Requests and answers of more than `max_message_bytes` are refused.
 
@@ -140,8 +160,8 @@ class Client:
     Errors are those of rapt.errors, which are ValueError, TimeoutError, PermissionError, MemoryError, ConnectionError and
     so on as well; TypeError and RuntimeError are those of rapt.attend().
 
-    Thread-safe. Calls at the same time have a connection each; connections stay open for later calls. Unusable in a
-    child made by fork. The first method opens the first connection. close() closes idle ones."""
+    Thread-safe. Calls at the same time have a connection each, over gRPC one for all; connections stay open for later
+    calls. Unusable in a child made by fork. The first method opens the first connection. close() closes idle ones."""
 
     def __init__(
         self,
@@ -156,9 +176,7 @@ class Client:
         retries: Retry = Retry(),
         max_message_bytes: int = 256 << 20,
     ) -> None:
-        endpoint = Endpoint.of(url, ca, cert, key, server_name)
-        self._calls = Calls(endpoint, token, retries, timeout, max_message_bytes)
-        self._server = Server(self._calls)
+        self._server = _server_of(url, token, ca, cert, key, server_name, timeout, retries, max_message_bytes)
         self._caches = Caches(self._server)
 
     def __enter__(self) -> Client:
@@ -168,9 +186,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes idle connections; calls that run go on, and close theirs. Caches that were not closed expire."""
+        """Closes idle connections; calls that run go on, and close theirs. Over gRPC they end. Caches that were not closed
+        expire."""
         self._caches.renewals.stop()
-        self._calls.close()
+        self._server.close()
 
     @shows(Options)
     def attention(
@@ -196,10 +215,8 @@ class Client:
         call = forward_call(q, k, v, options, scores, lse, present)
         fields, is_rows = _attend_request(call)
         return self._server.compute(
-            "/rapt/v1/attend",
-            _messages.ATTEND_REQUEST,
+            _messages.ATTEND,
             fields,
-            _messages.ATTEND_RESPONSE,
             lambda response: AttendResult(**_outputs(call, is_rows, response), plan=response.get("plan", "")),
             timeout,
         )
@@ -223,10 +240,8 @@ class Client:
         call = backward_call(q, k, v, dy, gradients, y, lse, dlse, options)
         fields, is_rows = _backward_request(call)
         return self._server.compute(
-            "/rapt/v1/attend-backward",
-            _messages.ATTEND_BACKWARD_REQUEST,
+            _messages.ATTEND_BACKWARD,
             fields,
-            _messages.ATTEND_BACKWARD_RESPONSE,
             lambda response: _outputs(call, is_rows, response),
             timeout,
         )
@@ -292,7 +307,7 @@ class Client:
         """Explains a call whose result seems wrong: the range of every step, hidden pairs, likely causes. Slower than
         attend()."""
         request = {"call": _attend_request(forward_call(q, k, v, options)).fields}
-        return self._server.diagnose(Diagnosis, "/rapt/v1/diagnose", _messages.DIAGNOSE_REQUEST, request, timeout)
+        return self._server.report(Diagnosis, _messages.DIAGNOSE, request, timeout)
 
     def estimate_memory(
         self,
@@ -338,10 +353,10 @@ class Client:
             "lengths": [integer("lengths", length) for length in lengths],
             "dtype": dtype_name("dtype", dtype),
             "alibi": bool(boolean("alibi", alibi)),
-            "perHead": bool(boolean("per_head", per_head)),
+            "per_head": bool(boolean("per_head", per_head)),
         }
-        request |= {camel(name): integer(name, value) for name, value in sizes.items()}
-        return self._server.ask(MemoryEstimates, "POST", "/rapt/v1/estimate-memory", request, timeout)
+        request |= {name: integer(name, value) for name, value in sizes.items()}
+        return self._server.ask(MemoryEstimates, _messages.ESTIMATE_MEMORY, request, timeout)
 
     def estimate_layer_memory(
         self, model: str, lengths: Sequence[int], *, batch: int = 1, dtype: Float | None = None, timeout: float | None = None
@@ -356,21 +371,15 @@ class Client:
         }
         if dtype is not None:
             request["dtype"] = dtype_name("dtype", dtype)
-        return self._server.ask(MemoryEstimates, "POST", "/rapt/v1/estimate-memory", request, timeout)
+        return self._server.ask(MemoryEstimates, _messages.ESTIMATE_MEMORY, request, timeout)
 
     def info(self, *, timeout: float | None = None) -> ServerInfo:
         """Version, backends, limits and memory of the server."""
-        return self._server.ask(ServerInfo, "GET", "/rapt/v1/server", {}, timeout)
+        return self._server.ask(ServerInfo, _messages.GET_SERVER_INFO, {}, timeout)
 
     def ready(self, *, timeout: float | None = None) -> bool:
         """Whether the server computes and accepts calls. Never retried. Raises rapt.errors.Unavailable if there is none."""
-        try:
-            self._calls.call("GET", "/v2/health/ready", timeout=timeout, retries=Retry(attempts=1))
-        except Unavailable as error:
-            if error.status == 0:
-                raise
-            return False
-        return True
+        return self._server.is_ready(timeout)
 
     def create_cache(
         self,
@@ -411,3 +420,15 @@ class Client:
         """A step of several caches of this client, of the same sizes and type at this layer: q [sum of rows, Hq, D], k and v
         [sum of new_tokens, Hkv, ...]. Appends to all of them, or to none."""
         return self._caches.attend(layer, items, q, k, v, timeout, options)
+
+    def update_caches(
+        self,
+        *,
+        forks: Sequence[Cache] = (),
+        truncates: Sequence[tuple[Cache, int]] = (),
+        closes: Sequence[Cache] = (),
+        timeout: float | None = None,
+    ) -> list[Cache]:
+        """Cache.fork(), truncate(length) and close() of several caches of this client in one call, in this order, as for a
+        step of beam search. Returns the forks. After an error there are none; some of the other changes may be made."""
+        return self._caches.update(forks, truncates, closes, timeout)

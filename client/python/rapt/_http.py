@@ -16,12 +16,14 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ._version import VERSION
 from .errors import CallError, DeadlineExceeded, InternalError, ResourceExhausted, Unavailable, error_of
+
+T = TypeVar("T")
 
 Buffer = bytes | bytearray | memoryview
 PayloadAt = Callable[[Mapping[str, str], memoryview], int]  # see Calls.call()
@@ -55,8 +57,10 @@ class Retry:
                 " 0, the second at least the first"
             )
 
-    def repeats(self, status: int) -> bool:
-        return status in (0, 502, 503) or (status == 429 and self.resource_exhausted)
+    def repeats(self, error: CallError) -> bool:
+        if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            return False
+        return isinstance(error, Unavailable) or (error.status == 429 and self.resource_exhausted)
 
     def delay(self, attempts: int, least: float) -> float:
         """The seconds to wait after that many attempts, `least` at least."""
@@ -70,12 +74,13 @@ class Stop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._event = threading.Event()
-        self._socket: socket.socket | None = None
+        self._end: Callable[[], Any] | None = None
 
     def request(self) -> None:
         with self._lock:
             self._event.set()
-            self._shut_down()
+            if self._end is not None:
+                self._end()
 
     def is_requested(self) -> bool:
         return self._event.is_set()
@@ -83,19 +88,22 @@ class Stop:
     def wait(self, seconds: float) -> None:
         self._event.wait(seconds)
 
-    def watch(self, used: socket.socket | None) -> None:
-        """The socket on which the call now waits."""
+    def watch(self, end: Callable[[], Any] | None) -> None:
+        """`end` ends what the call now waits for."""
         with self._lock:
-            self._socket = used
-            if self._event.is_set():
-                self._shut_down()
+            self._end = end
+            if end is not None and self._event.is_set():
+                end()
 
-    def _shut_down(self) -> None:
-        if self._socket is not None:
-            try:
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS, without its close_notify
-            except OSError:
-                pass  # it is not connected any more
+    def watch_socket(self, used: socket.socket) -> None:
+        self.watch(lambda: _shut_down(used))
+
+
+def _shut_down(used: socket.socket) -> None:
+    try:
+        socket.socket.shutdown(used, socket.SHUT_RDWR)  # of TLS, without its close_notify
+    except OSError:
+        pass  # it is not connected any more
 
 
 # The Stop of calls that this thread makes.
@@ -135,6 +143,62 @@ class Deadline:
         return f"{int(left)}S"
 
 
+def retried(attempt: Callable[[], T], retries: Retry, deadline: Deadline, stop: Stop) -> T:
+    """What an attempt returns, of as many as `retries` allows. Raises CallError."""
+    attempts = 1
+    while True:
+        try:
+            return attempt()
+        except CallError as error:
+            is_final = not retries.repeats(error) or attempts >= retries.attempts
+            delay = retries.delay(attempts, error.retry_after)
+            if is_final or not deadline.allows(delay):
+                raise
+            stop.wait(delay)
+            if stop.is_requested():
+                raise
+            deadline.survives(error)
+            attempts += 1
+
+
+def checked_size(body: Sequence[Buffer], most: int) -> int:
+    """The bytes of a request. Raises ResourceExhausted."""
+    size = sum(memoryview(buffer).nbytes for buffer in body)
+    if size > most:
+        raise ResourceExhausted(f"the request has {size} bytes, more than max_message_bytes, {most}")
+    return size
+
+
+def room(size: int, payload_at: int) -> memoryview:
+    """New memory for a message whose byte `payload_at` is aligned."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -(memory.ctypes.data + payload_at) % _ALIGNMENT
+    return memory[first : first + size].data
+
+
+def check_url(url: str, scheme: str, token: str | None, ca: Any, cert: Any, key: Any) -> urllib.parse.SplitResult:
+    """Of a server. `scheme` is that without TLS."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in (scheme, scheme + "s") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"url is {url!r}; it must be {scheme}://HOST:PORT or {scheme}s://HOST:PORT")
+    if any(ord(character) <= 32 or ord(character) == 127 for character in url) or not url.isascii():
+        raise ValueError(f"url is {url!r}; it must not contain spaces, controls or other characters than ASCII")
+    if parts.username is not None:
+        raise ValueError("url has a user; the only credentials are token, cert and key")
+    if parts.port == 0:
+        raise ValueError(f"url is {url!r}; the port must be from 1 to 65535")
+    if key is not None and cert is None:
+        raise ValueError("key needs cert")
+    if parts.scheme == scheme:
+        if ca is not None or cert is not None:
+            raise ValueError(f"url is {url!r}; ca and cert need {scheme}s")
+        if token is not None:
+            raise ValueError(f"token needs {scheme}s: it is never sent in plain text")
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise ValueError("token must consist of printable ASCII characters")
+    return parts
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where a server is, and how it is reached."""
@@ -155,27 +219,16 @@ class Endpoint:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
     @classmethod
-    def of(cls, url: str, ca: Any, cert: Any, key: Any, server_name: str) -> Endpoint:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url is {url!r}; it must be http://HOST:PORT or https://HOST:PORT")
-        if any(ord(character) <= 32 or ord(character) == 127 for character in url) or not url.isascii():
-            raise ValueError(f"url is {url!r}; it must not contain spaces, controls or other characters than ASCII")
-        if parts.username is not None:
-            raise ValueError("url has a user; the only credentials are token, cert and key")
-        if parts.port == 0:
-            raise ValueError(f"url is {url!r}; the port must be from 1 to 65535")
-        if key is not None and cert is None:
-            raise ValueError("key needs cert")
+    def of(cls, url: str, token: str | None, ca: Any, cert: Any, key: Any, server_name: str) -> Endpoint:
+        parts = check_url(url, "http", token, ca, cert, key)
         tls = None
         if parts.scheme == "https":
             tls = ssl.create_default_context(cafile=ca)
             if cert is not None:
                 tls.load_cert_chain(cert, key)
-        elif ca is not None or cert is not None:
-            raise ValueError(f"url is {url!r}; ca and cert need https")
         port = parts.port or (443 if tls else 80)
-        return cls(parts.hostname, port, parts.path.rstrip("/"), tls, server_name or parts.hostname)
+        host = str(parts.hostname)
+        return cls(host, port, parts.path.rstrip("/"), tls, server_name or host)
 
 
 @dataclass(frozen=True)
@@ -263,13 +316,6 @@ class _Stream:
         return memoryview(body)
 
 
-def _room(size: int, payload_at: int) -> memoryview:
-    """New memory for a body whose byte `payload_at` is aligned."""
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    first = -(memory.ctypes.data + payload_at) % _ALIGNMENT
-    return memory[first : first + size].data
-
-
 def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
     """The status, and the headers: of several of a name, the first."""
     first, *lines = head.decode("latin-1").split("\r\n")
@@ -302,7 +348,7 @@ def _opened(family: int, kind: int, protocol: int, address: Any, seconds: float,
     try:
         opened.setblocking(False)
         code = opened.connect_ex(address)
-        stop.watch(opened)  # not before: what does not connect yet cannot be shut down
+        stop.watch_socket(opened)  # not before: what does not connect yet cannot be shut down
         if code in (errno.EINPROGRESS, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS)):
             if not _is_ready(opened, seconds, writes=True):
                 raise TimeoutError
@@ -345,7 +391,7 @@ class _Connection:
             if endpoint.tls is not None:
                 name = endpoint.server_name
                 opened = endpoint.tls.wrap_socket(opened, server_hostname=name, do_handshake_on_connect=False)
-                stop.watch(opened)
+                stop.watch_socket(opened)
                 opened.settimeout(deadline.left())
                 opened.do_handshake()
         except BaseException:
@@ -396,7 +442,7 @@ class _Connection:
         else:
             size = int(length)
             _check_size(size, most, status)
-            body = _room(size, payload_at(headers, stream.peek(min(size, _PEEKED_BYTES))))
+            body = room(size, payload_at(headers, stream.peek(min(size, _PEEKED_BYTES))))
             stream.fill(body)
         _check_size(len(body), most, status)
         return Answer(status, headers, body), not (ends or stream.has_more())
@@ -408,10 +454,6 @@ class Calls:
     def __init__(
         self, endpoint: Endpoint, token: str | None, retries: Retry, timeout: float, max_message_bytes: int
     ) -> None:
-        if token is not None and endpoint.tls is None:
-            raise ValueError("token needs https: it is never sent in plain text")
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise ValueError("token must consist of printable ASCII characters")
         self._endpoint, self._retries, self._timeout = endpoint, retries, timeout
         self._max_message_bytes = max_message_bytes
         self._fields = f"Host: {endpoint.authority}\r\nUser-Agent: rapt-python/{VERSION}\r\n"
@@ -446,34 +488,18 @@ class Calls:
         answer which byte is to be aligned. Raises CallError."""
         if os.getpid() != self.pid:
             raise RuntimeError("the client was made by another process; make one after fork()")
-        retries = retries or self._retries
         deadline = self.deadline(timeout)
         stop = current_stop.get() or Stop()
-        size = sum(memoryview(buffer).nbytes for buffer in body)
-        if size > self._max_message_bytes:
-            raise ResourceExhausted(f"the request has {size} bytes, more than max_message_bytes, {self._max_message_bytes}")
+        size = checked_size(body, self._max_message_bytes)
         head = f"{method} {self._endpoint.prefix}{path} HTTP/1.1\r\n{self._fields}{headers}Content-Length: {size}\r\n"
-        attempts = 1
-        while True:
-            try:
-                answer = self._attempt(head, body, deadline, stop, payload_at)
-                if answer.status == 200:
-                    return answer
-                error, wait = _error_of(answer), _retry_after(answer)
-            except Unavailable as unavailable:
-                error, wait = unavailable, 0.0
-                if isinstance(error.__cause__, ssl.SSLCertVerificationError):
-                    raise
-            if not retries.repeats(error.status) or attempts >= retries.attempts:
-                raise error
-            delay = retries.delay(attempts, wait)
-            if not deadline.allows(delay):
-                raise error
-            stop.wait(delay)
-            if stop.is_requested():
-                raise error
-            deadline.survives(error)
-            attempts += 1
+
+        def attempt() -> Answer:
+            answer = self._attempt(head, body, deadline, stop, payload_at)
+            if answer.status != 200:
+                raise _error_of(answer)
+            return answer
+
+        return retried(attempt, retries or self._retries, deadline, stop)
 
     def _attempt(
         self, head: str, body: Sequence[Buffer], deadline: Deadline, stop: Stop, payload_at: PayloadAt
@@ -481,7 +507,7 @@ class Calls:
         connection: _Connection | None = None
         try:
             connection = self._take() or _Connection(self._endpoint, deadline, stop)
-            stop.watch(connection.socket)
+            stop.watch_socket(connection.socket)
             try:
                 answer, is_reusable = self._exchange(connection, head, body, deadline, payload_at)
             except (ConnectionError, ssl.SSLError):
@@ -490,7 +516,7 @@ class Calls:
                     raise
                 connection.close()
                 connection = _Connection(self._endpoint, deadline, stop)
-                stop.watch(connection.socket)
+                stop.watch_socket(connection.socket)
                 answer, is_reusable = self._exchange(connection, head, body, deadline, payload_at)
             stop.watch(None)  # before another call has the connection
             if is_reusable and self._give(connection):
@@ -551,7 +577,9 @@ def _error_of(answer: Answer) -> CallError:
         text = bytes(answer.body[:200]).decode(errors="replace").strip()
         message = f"HTTP {answer.status}"
         message += f": {text}" if text else ""
-    return error_of(answer.status, message, answer.headers.get("rapt-reason", ""))
+    error = error_of(answer.status, message, answer.headers.get("rapt-reason", ""))
+    error.retry_after = _retry_after(answer)
+    return error
 
 
 def _retry_after(answer: Answer) -> float:

@@ -1,17 +1,21 @@
-"""Messages of rapt.v1 in Protocol Buffers' binary format, as far as calls of tensors use it. The test client_messages
-compares them with proto/."""
+"""Messages of proto/ in Protocol Buffers' binary format, as far as calls use it. The test client_messages compares them with
+proto/."""
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._http import Buffer
 
-# A message by its fields: name -> (number, kind). A list of a kind is a repeated field; numbers are packed.
+# A message by its fields: name -> (number, kind). A list of a kind is a repeated field; numbers are packed. A tuple is an
+# enumeration, whose values are named as in JSON.
 Schema = dict[str, tuple[int, Any]]
 INT, DOUBLE, TEXT, BYTES = "int", "double", "text", "bytes"
+DATA_TYPE = ("DATA_TYPE_UNSPECIFIED", "FP32", "FP16", "BF16", "FP64", "BOOL", "INT8", "UINT8", "INT32", "INT64")
+STORAGE = ("STORAGE_PLAIN", "STORAGE_INT8")
 
 TENSOR: Schema = {"dtype": (1, INT), "shape": (2, [INT]), "data": (3, BYTES)}
 WINDOW: Schema = {"left": (1, INT), "right": (2, INT)}
@@ -141,9 +145,158 @@ ATTEND_CACHED_REQUEST: Schema = {
 }
 ATTEND_CACHED_RESPONSE: Schema = {"y": (1, TENSOR), "lse": (2, TENSOR), "items": (3, [ITEM_RESULT]), "plan": (4, TEXT)}
 
+
+def _numbered(names: str, **kinds: Any) -> Schema:
+    """A message of fields that are numbered from 1 on, of which "-" is not used. They are integers, if not in `kinds`."""
+    return {name: (number, kinds.get(name, INT)) for number, name in enumerate(names.split(), 1) if name != "-"}
+
+
+ROW = _numbered("batch head query")
+TENSOR_REPORT = _numbered(
+    "name dtype shape elements nan_count positive_inf_count negative_inf_count min max mean",
+    name=TEXT,
+    dtype=DATA_TYPE,
+    shape=[INT],
+    min=DOUBLE,
+    max=DOUBLE,
+    mean=DOUBLE,
+)
+RANGE = _numbered("min max nan_count positive_inf_count negative_inf_count", min=DOUBLE, max=DOUBLE)
+EMPTY_ROWS = _numbered("count first", first=[ROW])
+BACKEND_CHOICE = _numbered("backend chosen plan workspace_bytes reason", backend=TEXT, plan=TEXT, reason=TEXT)
+DIAGNOSE_RESPONSE = _numbered(
+    "problem inputs raw_scores scaled_scores biased_scores pairs masked_by_mask masked_by_position weights row_sums"
+    " empty_rows output backends warnings masked_by_block_mask masked_by_selection - estimates favor_squared_norm"
+    " lsh_reachable_weight",
+    problem=TEXT,
+    inputs=[TENSOR_REPORT],
+    raw_scores=RANGE,
+    scaled_scores=RANGE,
+    biased_scores=RANGE,
+    weights=RANGE,
+    row_sums=RANGE,
+    empty_rows=EMPTY_ROWS,
+    output=RANGE,
+    backends=[BACKEND_CHOICE],
+    warnings=[TEXT],
+    estimates=[TEXT],
+    favor_squared_norm=DOUBLE,
+    lsh_reachable_weight=DOUBLE,
+)
+ESTIMATE_MEMORY_REQUEST = _numbered(
+    "batch query_heads kv_heads lengths head_size value_head_size dtype block_q block_k selected_indices alibi"
+    " bias_table relative_bias per_head lsh_hashes lsh_chunk_length favor_features model",
+    lengths=[INT],
+    dtype=DATA_TYPE,
+    model=TEXT,
+)
+INPUT_ESTIMATE = _numbered("name bytes saved_bytes", name=TEXT)
+OPERATOR_ESTIMATE = _numbered("workspace_bytes state_bytes plan refusal", plan=TEXT, refusal=TEXT)
+LAYER_ESTIMATE = _numbered("weight_bytes charged_bytes")
+MEMORY_ESTIMATE = _numbered(
+    "length tensor_bytes standard_bytes chunked_bytes fused_bytes plan inputs lsh linear layer",
+    plan=TEXT,
+    inputs=[INPUT_ESTIMATE],
+    lsh=OPERATOR_ESTIMATE,
+    linear=OPERATOR_ESTIMATE,
+    layer=LAYER_ESTIMATE,
+)
+ESTIMATE_MEMORY_RESPONSE = _numbered("estimates chunk", estimates=[MEMORY_ESTIMATE])
+INSTRUCTION_SET_INFO = _numbered("name available in_use", name=TEXT)
+BACKEND_INFO = _numbered(
+    "name available reason instruction_sets",
+    name=TEXT,
+    reason=TEXT,
+    instruction_sets=[INSTRUCTION_SET_INFO],
+)
+ADMISSION_LIMITS = _numbered(
+    "max_open_calls max_calls_per_caller max_compute_bytes max_queued_requests max_queue_delay_ms"
+    " min_receive_bytes_per_second default_deadline_ms max_deadline_ms"
+)
+CACHE_LIMITS = _numbered("max_bytes max_bytes_per_caller max_caches_per_caller default_lease_ms max_lease_ms")
+GET_SERVER_INFO_RESPONSE = _numbered(
+    "version backends backend isa compute_threads memory_budget_bytes memory_reserved_bytes max_message_bytes"
+    " admission caches",
+    version=TEXT,
+    backends=[BACKEND_INFO],
+    backend=TEXT,
+    isa=TEXT,
+    admission=ADMISSION_LIMITS,
+    caches=CACHE_LIMITS,
+)
+LAYER_SHAPE = _numbered("layers kv_heads head_size value_head_size keep_first keep_last")
+CREATE_REQUEST = _numbered(
+    "name shapes dtype reserve_tokens lease_ms first_position storage",
+    name=TEXT,
+    shapes=[LAYER_SHAPE],
+    dtype=DATA_TYPE,
+    storage=STORAGE,
+)
+FORK_REQUEST = _numbered("cache length name generation reserve_tokens lease_ms", cache=TEXT, name=TEXT)
+TRUNCATE_REQUEST = _numbered("cache length generation", cache=TEXT)
+UPDATE_REQUEST = _numbered("forks truncates closes", forks=[FORK_REQUEST], truncates=[TRUNCATE_REQUEST], closes=[TEXT])
+CACHE = _numbered(
+    "id name shapes dtype first_position lengths generation lease_ms expires_in_ms reserve_tokens bytes"
+    " shared_bytes storage",
+    id=TEXT,
+    name=TEXT,
+    shapes=[LAYER_SHAPE],
+    dtype=DATA_TYPE,
+    lengths=[INT],
+    storage=STORAGE,
+)
+UPDATE_RESULT = _numbered("code message reason cache", message=TEXT, reason=TEXT, cache=CACHE)
+UPDATE_RESPONSE = _numbered(
+    "forks truncates closes",
+    forks=[UPDATE_RESULT],
+    truncates=[UPDATE_RESULT],
+    closes=[UPDATE_RESULT],
+)
+IDS = _numbered("caches", caches=[TEXT])
+MISSING = _numbered("cache reason", cache=TEXT, reason=TEXT)
+CACHES = _numbered("caches missing next_page_token", caches=[CACHE], missing=[MISSING], next_page_token=TEXT)
+LIST_REQUEST = _numbered("page_size page_token name_prefix", page_token=TEXT, name_prefix=TEXT)
+
+
+class Method(NamedTuple):
+    """Of the server, over HTTP and over gRPC."""
+
+    verb: str
+    path: str
+    name: str  # "/rapt.v1.AttentionService/Attend"
+    request: Schema
+    response: Schema
+
+
+def _native(name: str, path: str, request: Schema, response: Schema, verb: str = "POST") -> Method:
+    return Method(verb, f"/rapt/v1/{path}", f"/rapt.v1.AttentionService/{name}", request, response)
+
+
+def _of_caches(name: str, path: str, request: Schema, response: Schema, verb: str = "POST") -> Method:
+    return Method(verb, f"/rapt/v1/caches{path}", f"/rapt.v1.CacheService/{name}", request, response)
+
+
+ATTEND = _native("Attend", "attend", ATTEND_REQUEST, ATTEND_RESPONSE)
+ATTEND_BACKWARD = _native("AttendBackward", "attend-backward", ATTEND_BACKWARD_REQUEST, ATTEND_BACKWARD_RESPONSE)
+DIAGNOSE = _native("Diagnose", "diagnose", DIAGNOSE_REQUEST, DIAGNOSE_RESPONSE)
+ESTIMATE_MEMORY = _native("EstimateMemory", "estimate-memory", ESTIMATE_MEMORY_REQUEST, ESTIMATE_MEMORY_RESPONSE)
+GET_SERVER_INFO = _native("GetServerInfo", "server", {}, GET_SERVER_INFO_RESPONSE, "GET")
+CREATE_CACHE = _of_caches("Create", "", CREATE_REQUEST, CACHE)
+FORK_CACHE = _of_caches("Fork", "/fork", FORK_REQUEST, CACHE)
+TRUNCATE_CACHE = _of_caches("Truncate", "/truncate", TRUNCATE_REQUEST, CACHE)
+UPDATE_CACHES = _of_caches("Update", "/update", UPDATE_REQUEST, UPDATE_RESPONSE)
+RENEW_CACHES = _of_caches("Renew", "/renew", IDS, CACHES)
+CLOSE_CACHES = _of_caches("Close", "/close", IDS, CACHES)
+GET_CACHES = _of_caches("Get", "/get", IDS, CACHES)
+LIST_CACHES = _of_caches("List", "", LIST_REQUEST, CACHES, "GET")
+APPEND_TO_CACHES = _of_caches("Append", "/append", APPEND_REQUEST, APPEND_RESPONSE)
+ATTEND_CACHES = _of_caches("Attend", "/attend", ATTEND_CACHED_REQUEST, ATTEND_CACHED_RESPONSE)
+DIAGNOSE_CACHES = _of_caches("Diagnose", "/diagnose", ATTEND_CACHED_REQUEST, DIAGNOSE_RESPONSE)
+
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
+@functools.lru_cache(4096)
 def _varint(number: int) -> bytes:
     number &= 2**64 - 1
     out = bytearray()
@@ -154,6 +307,7 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
+@functools.cache
 def _key(number: int, wire: int) -> bytes:
     return _varint(number << 3 | wire)
 
@@ -164,16 +318,31 @@ def head(number: int, size: int) -> bytes:
 
 
 def encode(schema: Schema, values: Mapping[str, Any]) -> list[Buffer]:
-    """The message in buffers, of which those of tensors are not copied. A value of None is absent; of a message, buffers may
-    be the value as well."""
-    out: list[Buffer] = [b""]
+    """The message in buffers, of which memoryviews, those of tensors, are not copied. A value of None is absent; of a message,
+    buffers may be the value as well."""
+    out: list[Buffer] = []
+    last = bytearray()
 
-    def add(buffers: list[Buffer]) -> None:
-        for buffer in buffers:
-            if isinstance(buffer, bytes) and isinstance(out[-1], bytes):
-                out[-1] += buffer
-            else:
-                out.append(buffer)
+    def add(number: int, kind: Any, value: Any) -> None:
+        nonlocal last
+        if kind == INT:
+            last += _key(number, _VARINT) + _varint(int(value))
+        elif isinstance(kind, tuple):
+            last += _key(number, _VARINT) + _varint(kind.index(value))
+        elif kind == DOUBLE:
+            last += _key(number, _FIXED64) + struct.pack("<d", value)
+        elif kind == TEXT:
+            text = value.encode()
+            last += head(number, len(text)) + text
+        else:
+            parts = [value] if kind == BYTES else value if isinstance(value, list) else encode(kind, value)
+            last += head(number, sum(map(len, parts)))
+            for part in parts:
+                if isinstance(part, memoryview):
+                    out.extend((last, part))
+                    last = bytearray()
+                else:
+                    last += part
 
     for name, value in values.items():
         if value is None:
@@ -181,28 +350,19 @@ def encode(schema: Schema, values: Mapping[str, Any]) -> list[Buffer]:
         number, kind = schema[name]
         if kind == [INT]:
             packed = b"".join(map(_varint, value))
-            add([_key(number, _LENGTH), _varint(len(packed)), packed])
-            continue
-        for one in value if isinstance(kind, list) else [value]:
-            add(_field(number, kind[0] if isinstance(kind, list) else kind, one))
-    return out
-
-
-def _field(number: int, kind: Any, value: Any) -> list[Buffer]:
-    if kind == INT:
-        return [_key(number, _VARINT) + _varint(int(value))]
-    if kind == DOUBLE:
-        return [_key(number, _FIXED64) + struct.pack("<d", value)]
-    if kind == TEXT:
-        parts: list[Buffer] = [value.encode()]
-    elif kind == BYTES:
-        parts = [value]
-    else:
-        parts = value if isinstance(value, list) else encode(kind, value)
-    return [head(number, sum(map(len, parts))), *parts]
+            last += head(number, len(packed)) + packed
+        elif isinstance(kind, list):
+            for one in value:
+                add(number, kind[0], one)
+        else:
+            add(number, kind, value)
+    return [*out, last]
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    number = data[at]
+    if number < 128:
+        return number, at + 1
     number = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -267,7 +427,7 @@ def payload_at(schema: Schema, start: memoryview) -> int:
                 continue
             kind = next((kind for number, kind in schema.values() if number == key >> 3), None)
             if not isinstance(kind, dict):
-                return at if kind == BYTES else 0
+                return at if kind in (BYTES, [BYTES]) else 0
             schema = kind
     except (ValueError, IndexError):
         pass  # decode() will say what is wrong
@@ -289,10 +449,10 @@ def _signed(number: int) -> int:
 
 
 def _value(kind: Any, value: int | memoryview) -> Any:
-    if kind == INT:
+    if kind == INT or isinstance(kind, tuple):
         if not isinstance(value, int):
             raise ValueError("bytes in place of a number")
-        return _signed(value)
+        return _signed(value) if kind == INT else kind[value]
     if isinstance(value, int):
         raise ValueError("a number in place of bytes")
     if kind == DOUBLE:

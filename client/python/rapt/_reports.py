@@ -245,8 +245,8 @@ _hints = functools.cache(typing.get_type_hints)
 
 
 def from_json(kind: type[T], message: Any) -> T:
-    """A dataclass from a message in Protocol Buffers' JSON, where integers of 64 bits are strings. Raises ValueError,
-    TypeError or LookupError."""
+    """A dataclass from a message in Protocol Buffers' JSON, where integers of 64 bits are strings, or from one that was
+    decoded, where names are those of the proto. Raises ValueError, TypeError or LookupError."""
     value: T = _read(kind, message)
     return value
 
@@ -265,5 +265,5 @@ def _read(kind: Any, value: Any) -> Any:
 def _read_message(kind: Any, message: dict[str, Any]) -> Any:
     if not isinstance(message, dict):
         raise TypeError(f"{message!r:.100} in place of a message")
-    fields = {name: (camel(name), hint) for name, hint in _hints(kind).items()}
-    return kind(**{name: _read(hint, message[key]) for name, (key, hint) in fields.items() if key in message})
+    keys = {name: name if name in message else camel(name) for name in _hints(kind)}
+    return kind(**{name: _read(_hints(kind)[name], message[key]) for name, key in keys.items() if key in message})

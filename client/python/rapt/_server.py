@@ -1,4 +1,4 @@
-"""Calls of a server with messages of rapt.v1: arrays to tensors and back, and JSON."""
+"""Calls of a server with messages of rapt.v1: arrays to tensors and back. HttpServer sends them over HTTP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import re
 import urllib.parse
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -16,14 +17,12 @@ import numpy as np
 from . import _arrays, _messages, capi
 from ._arrays import A, Layout
 from ._attention import check, choice
-from ._http import Answer, Buffer, Calls
-from ._messages import Schema
+from ._http import Answer, Buffer, Calls, Deadline, Retry
+from ._messages import Method
 from ._reports import ENUMERATORS, from_json
-from .errors import InternalError
+from .errors import InternalError, Unavailable
 
 T = TypeVar("T")
-
-_PROTOBUF = "Content-Type: application/x-protobuf\r\n"
 
 _JSON_BYTES = "Inference-Header-Content-Length"
 _CODES_OF = {datatype: dtype for dtype, datatype in _arrays.DATATYPES.items()}
@@ -94,7 +93,7 @@ def array_of(name: str, dtype: int, shape: tuple[int, ...], data: memoryview, li
     return made
 
 
-def _understood(read: Callable[[], T]) -> T:
+def understood(read: Callable[[], T]) -> T:
     try:
         return read()
     except (ValueError, TypeError, LookupError) as error:
@@ -112,12 +111,26 @@ def _after_json(headers: Mapping[str, str], start: memoryview) -> int:
     return int(size) if re.fullmatch("[0-9]{1,18}", size) else 0  # _inference() will say what is wrong
 
 
-def _parameter(name: str, value: Any) -> bool | int | float | str:
+def parameter(name: str, value: Any) -> bool | int | float | str:
     plain = value.item() if isinstance(value, np.generic) else value
     if not isinstance(plain, (bool, int, float, str)):
         raise TypeError(f"parameters[{name!r}] is {value!r}; it must be a boolean, a number or a string")
     check(not isinstance(plain, float) or math.isfinite(plain), f"parameters[{name!r}] is {plain}; it must be finite")
     return plain
+
+
+def check_names(outputs: Sequence[str]) -> None:
+    if isinstance(outputs, str) or not all(isinstance(name, str) for name in outputs):
+        raise TypeError(f"outputs is {outputs!r}; it must be a sequence of names")
+
+
+def output_of(name: str, datatype: str, shape: Sequence[int], data: memoryview, like: A) -> A:
+    return array_of(name, _CODES_OF[datatype], tuple(shape), data, like)
+
+
+def inference(outputs: dict[str, A], wanted: Sequence[str], plan: str) -> Inference[A]:
+    check(not wanted or outputs.keys() == set(wanted), f"outputs are {[*outputs]}, of which {[*wanted]} were asked for")
+    return Inference(outputs, plan)
 
 
 def _inference(answer: Answer, wanted: Sequence[str], like: A) -> Inference[A]:
@@ -126,34 +139,88 @@ def _inference(answer: Answer, wanted: Sequence[str], like: A) -> Inference[A]:
     for output in json.loads(bytes(answer.body[:end])).get("outputs", []):
         name, size = output["name"], output["parameters"]["binary_data_size"]
         data, at = answer.body[at : at + size], at + size
-        outputs[name] = array_of(name, _CODES_OF[output["datatype"]], tuple(output["shape"]), data, like)
-    check(not wanted or outputs.keys() == set(wanted), f"outputs are {[*outputs]}, of which {[*wanted]} were asked for")
-    return Inference(outputs, answer.headers.get("rapt-plan", ""))
+        outputs[name] = output_of(name, output["datatype"], output["shape"], data, like)
+    return inference(outputs, wanted, answer.headers.get("rapt-plan", ""))
 
 
-class Server:
-    """Thread-safe."""
+class Server(ABC):
+    """A server over one transport. Thread-safe."""
 
-    def __init__(self, calls: Calls) -> None:
-        self.calls = calls
+    @abstractmethod
+    def close(self) -> None:
+        """Later calls raise ValueError."""
+
+    @abstractmethod
+    def deadline(self, timeout: float | None) -> Deadline:
+        """Of a call with this timeout; None: the client's."""
+
+    @abstractmethod
+    def send(self, method: Method, body: Sequence[Buffer], timeout: float | None) -> memoryview:
+        """Sends a message and returns the answer's bytes. Raises CallError."""
+
+    @abstractmethod
+    def ask(self, kind: type[T], method: Method, message: Mapping[str, Any], timeout: float | None) -> T:
+        """Sends and receives messages without tensors."""
+
+    @abstractmethod
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Sent],
+        outputs: Sequence[str],
+        parameters: Mapping[str, Any],
+        like: A,
+        timeout: float | None,
+    ) -> Inference[A]:
+        """Calls a model of the Open Inference Protocol. Outputs are of the kind of `like`."""
+
+    @abstractmethod
+    def is_ready(self, timeout: float | None) -> bool:
+        """Makes one attempt. Raises Unavailable if there is no server."""
 
     def compute(
-        self,
-        path: str,
-        request: Schema,
-        values: Mapping[str, Any],
-        response: Schema,
-        read: Callable[[dict[str, Any]], T],
-        timeout: float | None,
+        self, method: Method, values: Mapping[str, Any], read: Callable[[dict[str, Any]], T], timeout: float | None
     ) -> T:
         """Sends a message with tensors. `read` takes the answer's fields; its ValueError, TypeError and LookupError make the
         answer malformed."""
-        headers = _PROTOBUF + "Accept: application/x-protobuf\r\n"
-        body = _messages.encode(request, values)
-        answer = self.calls.call(
-            "POST", path, body, headers, timeout, payload_at=lambda _, start: _messages.payload_at(response, start)
-        )
-        return _understood(lambda: read(_messages.decode(response, answer.body)))
+        answer = self.send(method, _messages.encode(method.request, values), timeout)
+        return understood(lambda: read(_messages.decode(method.response, answer)))
+
+    def report(self, kind: type[T], method: Method, values: Mapping[str, Any], timeout: float | None) -> T:
+        """Sends a message with tensors whose answer has none."""
+        return self.compute(method, values, lambda message: from_json(kind, message), timeout)
+
+
+class HttpServer(Server):
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+
+    def close(self) -> None:
+        """Closes idle connections; calls that run go on, and close theirs."""
+        self.calls.close()
+
+    def deadline(self, timeout: float | None) -> Deadline:
+        return self.calls.deadline(timeout)
+
+    def send(self, method: Method, body: Sequence[Buffer], timeout: float | None) -> memoryview:
+        return self.calls.call(
+            method.verb,
+            method.path,
+            body,
+            "Content-Type: application/x-protobuf\r\nAccept: application/x-protobuf\r\n",
+            timeout,
+            payload_at=lambda _, start: _messages.payload_at(method.response, start),
+        ).body
+
+    def ask(self, kind: type[T], method: Method, message: Mapping[str, Any], timeout: float | None) -> T:
+        """In JSON."""
+        path, body = method.path, b""
+        if method.verb == "GET":
+            path += f"?{urllib.parse.urlencode(message)}" if message else ""
+        else:
+            body = json.dumps(message).encode()
+        answer = self.calls.call(method.verb, path, [body], "Content-Type: application/json\r\n", timeout)
+        return understood(lambda: from_json(kind, json.loads(bytes(answer.body))))
 
     def infer(
         self,
@@ -164,10 +231,8 @@ class Server:
         like: A,
         timeout: float | None,
     ) -> Inference[A]:
-        """Calls a model of the Open Inference Protocol, with its extension of binary tensors. Outputs are of the kind of
-        `like`."""
-        if isinstance(outputs, str) or not all(isinstance(name, str) for name in outputs):
-            raise TypeError(f"outputs is {outputs!r}; it must be a sequence of names")
+        """With the extension of binary tensors."""
+        check_names(outputs)
         head = json.dumps(
             {
                 "inputs": [
@@ -180,7 +245,7 @@ class Server:
                     for name, x in inputs.items()
                 ],
                 "outputs": [{"name": name} for name in outputs],
-                "parameters": {name: _parameter(name, value) for name, value in parameters.items()}
+                "parameters": {name: parameter(name, value) for name, value in parameters.items()}
                 | {"binary_data_output": True},
             }
         ).encode()
@@ -188,17 +253,13 @@ class Server:
         headers = f"Content-Type: application/octet-stream\r\n{_JSON_BYTES}: {len(head)}\r\n"
         body: list[Buffer] = [head, *(x.bytes() for x in inputs.values() if x.data.size)]
         answer = self.calls.call("POST", path, body, headers, timeout, payload_at=_after_json)
-        return _understood(lambda: _inference(answer, outputs, like))
+        return understood(lambda: _inference(answer, outputs, like))
 
-    def diagnose(self, kind: type[T], path: str, request: Schema, values: Mapping[str, Any], timeout: float | None) -> T:
-        """Sends a message with tensors whose answer is read from JSON."""
-        return _read_json(kind, self.calls.call("POST", path, _messages.encode(request, values), _PROTOBUF, timeout))
-
-    def ask(self, kind: type[T], method: str, path: str, message: Mapping[str, Any], timeout: float | None) -> T:
-        """Sends and receives JSON."""
-        body = json.dumps(message).encode() if message else b""
-        return _read_json(kind, self.calls.call(method, path, [body], "Content-Type: application/json\r\n", timeout))
-
-
-def _read_json(kind: type[T], answer: Answer) -> T:
-    return _understood(lambda: from_json(kind, json.loads(bytes(answer.body))))
+    def is_ready(self, timeout: float | None) -> bool:
+        try:
+            self.calls.call("GET", "/v2/health/ready", timeout=timeout, retries=Retry(attempts=1))
+        except Unavailable as error:
+            if error.status == 0:
+                raise
+            return False
+        return True

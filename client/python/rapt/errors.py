@@ -8,10 +8,11 @@ class CallError(Exception):
 
     def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
         super().__init__(message)
-        self.status = status  # of HTTP; 0: there was no answer
+        self.status = status  # of HTTP, also over gRPC; 0: there was no answer
         # Of calls on caches: "unknown", "closed", "expired", "restarted", "wrong_instance", "pages", "quota", "evicted",
         # "conflict", "generation", "draining"; else "".
         self.reason = reason
+        self.retry_after = 0.0  # s; the server asks to wait so long
 
 
 class InvalidArgument(CallError, ValueError):
@@ -68,3 +69,11 @@ _BY_STATUS: dict[int, type[CallError]] = {
 def error_of(status: int, message: str, reason: str) -> CallError:
     usual = InvalidArgument if 400 <= status < 500 else InternalError
     return _BY_STATUS.get(status, usual)(message, status, reason)
+
+
+# The status of HTTP for a code of gRPC, as the server maps them.
+_STATUS_OF_CODE = (200, 499, 500, 400, 504, 404, 409, 403, 429, 400, 409, 400, 501, 500, 503, 500, 401)
+
+
+def error_of_code(code: int, message: str, reason: str) -> CallError:
+    return error_of(_STATUS_OF_CODE[code] if 0 <= code < len(_STATUS_OF_CODE) else 500, message, reason)

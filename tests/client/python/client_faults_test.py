@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -516,11 +517,52 @@ def test_the_head_of_a_request():
         ("http://x", {"token": "secret"}, "token needs https"),
         ("http://x", {"ca": "file"}, "ca and cert need https"),
         ("https://x", {"token": "a\r\nb"}, "token must consist of printable"),
+        ("grpc://x", {}, "url is 'grpc://x'; it must be grpc://HOST:PORT or grpcs://HOST:PORT"),
+        ("grpc://x:1/path", {}, "it must be grpc://HOST:PORT"),
+        ("grpc://x:1", {"token": "secret"}, "token needs grpcs"),
+        ("grpc://x:1", {"cert": "file"}, "ca and cert need grpcs"),
     ),
 )
 def test_wrong_arguments(url, options, message):
     with pytest.raises(ValueError, match=message):
         rapt.Client(url, **options)
+
+
+# --- gRPC -------------------------------------------------------------------------------------------
+
+
+def test_grpc_without_grpcio_names_the_package():
+    program = "import sys; sys.modules['grpc'] = None; import rapt; rapt.Client('grpc://127.0.0.1:1')"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "ImportError: a url of grpc:// needs grpcio: pip install 'rapt-attention[grpc]'" in ran.stderr
+
+
+def test_no_server_of_grpc():
+    with ScriptedServer(INFO) as server:
+        url = f"grpc://{server.address}"
+    with rapt.Client(url, retries=rapt.Retry(attempts=2, initial_backoff=0, max_backoff=0)) as client:
+        with pytest.raises(ConnectionError, match="refused"):
+            client.info()
+        with pytest.raises(rapt.errors.Unavailable):
+            client.ready()
+    with pytest.raises(ValueError, match="the client was closed"):
+        client.info()
+
+
+def test_a_deadline_without_an_answer_of_grpc():
+    def hold(connection):
+        while connection.recv(4096):
+            pass
+
+    with ScriptedServer(hold) as server, rapt.Client(f"grpc://{server.address}") as client:
+        with pytest.raises(TimeoutError, match=r"^the timeout of 0\.2 s passed"):
+            client.info(timeout=0.2)
+
+
+def test_a_large_request_is_not_sent_over_grpc():
+    with rapt.Client("grpc://127.0.0.1:1", max_message_bytes=300) as client:
+        with pytest.raises(MemoryError, match="the request has .* bytes, more than max_message_bytes, 300"):
+            client.attend(X, X, X)
 
 
 # --- TLS --------------------------------------------------------------------------------------------
@@ -626,7 +668,7 @@ def test_stopping_a_call_that_connects():
         client = stack.enter_context(rapt.Client("http://127.0.0.1:%d" % listener.getsockname()[1], timeout=300))
         thread = threading.Thread(target=call, daemon=True)
         thread.start()
-        poll(lambda: stop._socket is not None)
+        poll(lambda: stop._end is not None)
         stop.request()
         thread.join(30)
     assert len(outcomes) == 1

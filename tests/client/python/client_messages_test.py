@@ -10,29 +10,46 @@ from rapt._messages import DOUBLE, INT, TEXT, decode, encode
 PROTO = pathlib.Path(__file__).resolve().parents[3] / "proto/rapt/v1"
 SOURCE = "".join((PROTO / name).read_text() for name in ("attention.proto", "cache.proto"))
 
+
+
+def camel(name):
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
 MESSAGES = {
-    name: "".join(word.capitalize() for word in name.split("_"))
+    name: camel(name)
     for name, value in vars(_messages).items()
     if name.isupper() and isinstance(value, dict)
 }
-MESSAGES["ATTEND_CACHED_RESPONSE"], MESSAGES["ATTEND_CACHED_REQUEST"] = "AttendCachedResponse", "AttendCachedRequest"
 KINDS = {"double": DOUBLE, "string": TEXT, "bytes": "bytes"}
 
 
 def fields_of(message):
     """name -> (number, kind as in _messages)."""
-    body = re.search(rf"^message {message} {{\n(.*?)^}}", SOURCE, re.MULTILINE | re.DOTALL)[1]
+    indent, body = re.search(rf"^( *)message {message} {{\n(.*?)^\1}}", SOURCE, re.MULTILINE | re.DOTALL).groups()
     found = {}
-    for repeated, kind, name, number in re.findall(r"^  (?:optional )?(repeated )?(\w+) (\w+) = (\d+);", body, re.MULTILINE):
-        is_message = re.search(rf"^message {kind} ", SOURCE, re.MULTILINE)
+    field = rf"^{indent}  (?:optional )?(repeated )?(\w+) (\w+) = (\d+);"
+    for repeated, kind, name, number in re.findall(field, body, re.MULTILINE):
+        is_message = re.search(rf"^ *message {kind} ", SOURCE, re.MULTILINE)
         kind = kind if is_message else KINDS.get(kind, INT)
         found[name] = int(number), [kind] if repeated else kind
     return found
 
 
+def enumerators_of(name):
+    """Of an enumeration, in the order of their numbers, which are all there."""
+    body = re.search(rf"^enum {camel(name)} {{\n(.*?)^}}", SOURCE, re.MULTILINE | re.DOTALL)[1]
+    found = re.findall(r"^  (\w+) = (\d+);", body, re.MULTILINE)
+    assert [int(number) for _, number in found] == [*range(len(found))]
+    return tuple(enumerator for enumerator, _ in found)
+
+
 def named(kind):
     if isinstance(kind, list):
         return [named(kind[0])]
+    if isinstance(kind, tuple):
+        assert kind == enumerators_of(next(name for name, value in vars(_messages).items() if value is kind))
+        return INT
     if isinstance(kind, str):
         return kind
     return next(MESSAGES[name] for name, value in vars(_messages).items() if value is kind)
@@ -77,6 +94,7 @@ def joined(schema, values):
 
 INNER = {"n": (1, INT), "t": (16, TEXT)}
 OUTER = {"n": (1, INT), "d": (2, DOUBLE), "m": (3, INNER), "many": (4, [INNER]), "numbers": (5, [INT]), "b": (2047, "bytes")}
+OUTER |= {"e": (20, ("NONE", "ONE"))}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +112,7 @@ OUTER = {"n": (1, INT), "d": (2, DOUBLE), "m": (3, INNER), "many": (4, [INNER]),
         ({"m": {}}, "1a00"),
         ({"many": [{"n": 5}, {}], "numbers": [3, 270]}, "22020805" + "2200" + "2a03038e02"),
         ({"b": b"xyz", "n": None}, "fa7f0378797a"),
+        ({"e": "ONE"}, "a00101"),
     ),
 )
 def test_bytes_are_those_of_protocol_buffers(values, data):

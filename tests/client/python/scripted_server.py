@@ -3,6 +3,9 @@
 import json
 import socket
 import threading
+from concurrent import futures
+
+import grpc
 
 
 def answer(status=200, body=b"{}", **headers):
@@ -100,8 +103,8 @@ class ScriptedServer(Listener):
 class LossyProxy(Listener):
     """Passes requests to a server, and answers to the client, but loses the answers of these numbers, from 0."""
 
-    def __init__(self, address, lost):
-        self._server, self._lost = address, set(lost)
+    def __init__(self, server, lost):
+        self._server, self._lost = server.http_address, set(lost)
         self.answers = 0
 
     def serve(self, connection):
@@ -119,3 +122,37 @@ class LossyProxy(Listener):
                 if number in self._lost:
                     return
                 connection.sendall(head + b"\r\n\r\n" + body)
+
+
+class LossyGrpcProxy(grpc.GenericRpcHandler):
+    """The same for unary calls of gRPC."""
+
+    def __init__(self, server, lost):
+        self._server, self._lost = server.grpc_address, set(lost)
+        self.answers = 0
+
+    def __enter__(self):
+        self._channel = grpc.insecure_channel(self._server)
+        self._proxy = grpc.server(futures.ThreadPoolExecutor(1), handlers=[self])
+        self.url = f"grpc://127.0.0.1:{self._proxy.add_insecure_port('127.0.0.1:0')}"
+        self._proxy.start()
+        return self
+
+    def __exit__(self, *_):
+        self._proxy.stop(None)
+        self._channel.close()
+
+    def service(self, details):
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: self._pass(details.method, request, context))
+
+    def _pass(self, method, request, context):
+        call = self._channel.unary_unary(method)
+        try:
+            answer = call(request, timeout=context.time_remaining())
+        except grpc.RpcError as error:
+            context.set_trailing_metadata(error.trailing_metadata())
+            context.abort(error.code(), error.details())
+        number, self.answers = self.answers, self.answers + 1
+        if number in self._lost:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+        return answer

@@ -41,7 +41,7 @@ def check_contents(wheel):
     missing |= {f"rapt_attention-{version}.dist-info/licenses/{name}" for name in ("LICENSE", "THIRD_PARTY_NOTICES")}
     assert missing <= names, f"missing: {missing - names}"
     assert not [name for name in names if not name.startswith(("rapt/", "rapt_attention-"))], names
-    assert "Requires-Dist: numpy" in metadata and "License-Expression: Apache-2.0" in metadata, metadata
+    assert "Requires-Dist: numpy" in metadata and "Requires-Dist: grpcio" in metadata and "License-Expression: Apache-2.0" in metadata, metadata
 
 
 def find(python):

@@ -8,19 +8,20 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as ModelCache
 from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
-from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.masking_utils import causal_mask_function
 
 from .._caches import Cache, CacheItem
 from .._client import Client
 from .._reports import LayerShape, Storage
 from ..errors import CallError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from ._masks import rule_of
 from ._transformers import _of_one_type, _wants_weights
 
 T = TypeVar("T")
@@ -72,17 +73,6 @@ class _Rows:
     new: list[int]  # the tokens of this pass, which are the last ones of its rows
 
 
-def _is_made_like(one: Any, other: Any) -> bool:
-    """Whether two mask functions come from the same code with the same arguments."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_is_made_like, one, other))
-    code: CodeType | None = getattr(one, "__code__", None)
-    if code is None or code is not getattr(other, "__code__", None):
-        return isinstance(one, int) and isinstance(other, int) and one == other
-    cells = [[cell.cell_contents for cell in made.__closure__ or ()] for made in (one, other)]
-    return all(map(_is_made_like, *cells))
-
-
 @_eager
 def mask(
     batch_size: int,
@@ -90,16 +80,12 @@ def mask(
     q_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
-    local_size: int | None = None,
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor:
     """A mask function of transformers: which of the new rows are tokens, [B, 1, 1, Sq], never Sq x T, with its _Rows."""
-    if _is_made_like(mask_function, causal_mask_function):
-        window = 0
-    elif local_size and _is_made_like(mask_function, sliding_window_causal_mask_function(local_size)):
-        window = local_size
-    else:
+    rule = rule_of(mask_function)
+    if rule is None or rule.right != 0:
         raise _refusal("this mask: it must be causal, or causal with a sliding window, and no other function")
     columns = q_offset + q_length
     if attention_mask is None:
@@ -114,7 +100,7 @@ def mask(
         raise _refusal("padding after a token: attention_mask must be 0 only before the first token of a sequence")
     past, new = (part.sum(1).tolist() for part in (tokens[:, :q_offset], tokens[:, q_offset:]))
     described = tokens[:, None, None, q_offset:].clone()
-    described._rapt_rows = _Rows(window, past, new)  # type: ignore[attr-defined]
+    described._rapt_rows = _Rows(0 if rule.left is None else rule.left + 1, past, new)  # type: ignore[attr-defined]
     _passes.has_mask = True
     return described
 
@@ -259,7 +245,8 @@ class RemoteCache(ModelCache):
     def reset(self) -> None:
         """Closes the caches at the servers. The next forward pass makes new ones."""
         self._check_open()
-        self._keep([], [])
+        _close(self._handles)
+        self._handles.clear()
         self._has_branched = False
         for layer in self._layers:
             layer.length, layer.updated = 0, None
@@ -312,28 +299,39 @@ class RemoteCache(ModelCache):
             taken.setdefault(index, row)
         copies = [(row, self._handles[index]) for row, index in enumerate(chosen) if taken[index] != row]
         handles = [self._handles[index] for index in chosen]
-        forks = self._make(Cache.fork, [parent for _, parent in copies])
+        gone = [handle for index, handle in enumerate(self._handles) if index not in taken]
+        forks = self._update(forks=[parent for _, parent in copies], closes=gone)
         for (row, _), fork in zip(copies, forks):
             handles[row] = fork
-        self._keep(handles, [self._padding[index] for index in chosen])
+        self._handles[:], self._padding = handles, [self._padding[index] for index in chosen]
 
     def _truncate(self, length: int) -> None:
         """Keeps the first tokens of every row, `length` with padding."""
-
-        def truncate(row: int) -> None:
-            handle, keep = self._handles[row], max(length - self._padding[row], 0)
-            if max(handle.lengths) > keep:
-                handle.truncate(keep)
-
-        self._all(truncate, range(len(self._handles)))
+        kept = [(handle, max(length - padding, 0)) for handle, padding in zip(self._handles, self._padding)]
+        self._update(truncates=[(handle, keep) for handle, keep in kept if max(handle.lengths) > keep])
         for layer in self._layers:
             layer.length = length
 
-    def _keep(self, handles: list[Cache], padding: list[int]) -> None:
-        """Takes over the sequences, and closes those that are not among them."""
-        gone = [handle for handle in self._handles if handle not in handles]
-        self._handles[:], self._padding = handles, padding
-        _close(gone)
+    def _update(
+        self, forks: Sequence[Cache] = (), truncates: Sequence[tuple[Cache, int]] = (), closes: Sequence[Cache] = ()
+    ) -> list[Cache]:
+        """Client.update_caches(), by one call of each server that has such caches."""
+        made: dict[int, Cache] = {}
+
+        def update(client: Client) -> None:
+            mine = [n for n, parent in enumerate(forks) if parent._caches is client._caches]
+            cuts = [cut for cut in truncates if cut[0]._caches is client._caches]
+            ends = [gone for gone in closes if gone._caches is client._caches]
+            if mine or cuts or ends:
+                copies = client.update_caches(forks=[forks[n] for n in mine], truncates=cuts, closes=ends)
+                made.update(zip(mine, copies))
+
+        try:
+            self._all(update, self._clients)
+        except BaseException:
+            _close([*made.values()])
+            raise
+        return [made[n] for n in range(len(forks))]
 
     def _all(self, call: Callable[[T], U], arguments: Sequence[T]) -> list[U]:
         """Makes a call for each argument, at the same time. Waits for all of them, then raises the first error."""
@@ -344,20 +342,6 @@ class RemoteCache(ModelCache):
         futures: list[Future[U]] = [self._threads.submit(call, argument) for argument in arguments]
         wait(futures)
         return [future.result() for future in futures]
-
-    def _make(self, make: Callable[[T], Cache], arguments: Sequence[T]) -> list[Cache]:
-        """Makes a cache for each argument, or raises and leaves none."""
-        made: dict[int, Cache] = {}
-
-        def one(n: int) -> None:
-            made[n] = make(arguments[n])
-
-        try:
-            self._all(one, range(len(arguments)))
-        except BaseException:
-            _close([*made.values()])
-            raise
-        return [made[n] for n in range(len(arguments))]
 
     # ---- Steps ----
 
@@ -371,9 +355,11 @@ class RemoteCache(ModelCache):
 
         def step(client: Client) -> None:
             members = [n for n, handle in enumerate(self._handles) if handle._caches is client._caches and rows.new[n] > 0]
-            spans = [torch.arange((n + 1) * length - rows.new[n], (n + 1) * length) for n in members]
-            index = torch.cat(spans) if spans else torch.arange(0)
-            sent = (q, k, v) if len(index) == len(q) else (q[index], k[index], v[index])
+            index, sent = torch.arange(len(q)), (q, k, v)
+            if sum(rows.new[n] for n in members) < len(q):
+                spans = [index[(n + 1) * length - rows.new[n] : (n + 1) * length] for n in members]
+                index = torch.cat(spans) if spans else index[:0]
+                sent = q[index], k[index], v[index]
             counts = [(self._handles[n], rows.new[n]) for n in members]
             row_bytes = sum(x[0].nbytes for x in (q, k, v))
             most = (self._most_bytes[client] - _FIELD_BYTES - _ITEM_BYTES * len(members)) // row_bytes
@@ -425,11 +411,18 @@ class RemoteCache(ModelCache):
         for client in self._clients:
             self._most_bytes[client] = client.info().max_message_bytes
 
-        def create(row: int) -> Cache:
-            client = self._clients[row % len(self._clients)]
-            return client.create_cache(shapes, dtype, storage=self._storage, lease=self._lease)
+        made: dict[int, Cache] = {}
 
-        self._handles += self._make(create, range(q.shape[0]))
+        def create(row: int) -> None:
+            client = self._clients[row % len(self._clients)]
+            made[row] = client.create_cache(shapes, dtype, storage=self._storage, lease=self._lease)
+
+        try:
+            self._all(create, range(q.shape[0]))
+        except BaseException:
+            _close([*made.values()])
+            raise
+        self._handles += [made[row] for row in range(q.shape[0])]
         self._sizes = sizes
 
 
