@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from . import _arrays, _messages
 from ._arrays import A
-from ._http import Buffer, Deadline, Retry, Stop, check_url, checked_size, current_stop, retried, room
+from ._http import PEEKED_BYTES, Buffer, Deadline, Retry, Stop, check_url, checked_size, current_stop, retried, room
 from ._messages import BYTES, DOUBLE, INT, TEXT, Method, Schema
 from ._reports import from_json
 from ._server import Inference, Sent, Server, check_names, inference, output_of, parameter, understood
@@ -126,7 +126,7 @@ class GrpcServer(Server):
         answer, trailers = retried(
             lambda: self._attempt(method.name, data, deadline, stop), retries or self._retries, deadline, stop or Stop()
         )
-        aligned = room(len(answer), _messages.payload_at(method.response, memoryview(answer)[:512]))
+        aligned = room(len(answer), _messages.payload_at(method.response, memoryview(answer)[:PEEKED_BYTES]))
         aligned[:] = answer
         return aligned, trailers
 
@@ -151,6 +151,8 @@ class GrpcServer(Server):
         except grpc.FutureCancelledError as error:
             raise Unavailable(f"{self._url}: the call was cancelled") from error
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.CANCELLED:  # by close()
+                raise Unavailable(f"{self._url}: {error.details()}") from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 deadline.left()  # raises
             trailers = dict(error.trailing_metadata() or ())

@@ -31,7 +31,7 @@ PayloadAt = Callable[[Mapping[str, str], memoryview], int]  # see Calls.call()
 _MOST_IDLE = 64  # connections that are kept
 _MOST_BUFFERS = 64  # of a sendmsg()
 _MOST_HEAD_BYTES = 65536
-_PEEKED_BYTES = 512  # of a body, to find where its payload begins
+PEEKED_BYTES = 512  # of a body, to find where its payload begins
 _ALIGNMENT = 64  # of a payload
 _LONGEST = 365 * 24 * 3600.0  # s
 
@@ -262,7 +262,7 @@ class _Stream:
 
     def peek(self, count: int) -> memoryview:
         """Returns the next bytes, at least `count`, and leaves them to be read."""
-        place = memoryview(bytearray(_PEEKED_BYTES))
+        place = memoryview(bytearray(PEEKED_BYTES))
         while len(self._buffer) < count:
             self._buffer += place[: self._receive(place)]
         return memoryview(self._buffer)
@@ -442,7 +442,7 @@ class _Connection:
         else:
             size = int(length)
             _check_size(size, most, status)
-            body = room(size, payload_at(headers, stream.peek(min(size, _PEEKED_BYTES))))
+            body = room(size, payload_at(headers, stream.peek(min(size, PEEKED_BYTES))))
             stream.fill(body)
         _check_size(len(body), most, status)
         return Answer(status, headers, body), not (ends or stream.has_more())

@@ -559,6 +559,20 @@ def test_a_deadline_without_an_answer_of_grpc():
             client.info(timeout=0.2)
 
 
+def test_closing_a_client_of_grpc_ends_its_calls():
+    arrived = threading.Event()
+
+    def hold(connection):
+        arrived.set()
+        while connection.recv(4096):
+            pass
+
+    with ScriptedServer(hold) as server, rapt.Client(f"grpc://{server.address}") as client:
+        threading.Thread(target=lambda: (arrived.wait(30), client.close())).start()
+        with pytest.raises((ConnectionError, ValueError), match="closed"):
+            client.info()
+
+
 def test_a_large_request_is_not_sent_over_grpc():
     with rapt.Client("grpc://127.0.0.1:1", max_message_bytes=300) as client:
         with pytest.raises(MemoryError, match="the request has .* bytes, more than max_message_bytes, 300"):
