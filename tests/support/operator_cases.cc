@@ -104,7 +104,7 @@ std::vector<OperatorCase> AttentionCases() {
                             {"score_function", "dot_product"},
                             {"normalizer", "softmax"},
                             {"softmax_precision", "FP16"}}),
-      Attention({}, {{"layout", "unspecified"}, {"alignment", "onnx"}, {"is_causal", "true"}}),
+      Attention({lengths}, {{"layout", "unspecified"}, {"is_causal", "true"}}),
       OfType(kFloat16, Attention({}, {{"is_causal", "1"}})),
       OfType(kBFloat16, Attention({}, {{"softcap", "1"}})),
       OfType(kFloat64, Attention({}, {{"scale", "0.5"}})),
@@ -116,8 +116,8 @@ std::vector<OperatorCase> AttentionCases() {
       scores("1"),
       scores("2"),
       scores("3"),
-      Attention({{"past_key", {2, 2, 4, 8}}, {"past_value", {2, 2, 4, 6}}}, {{"is_causal", "1"}},
-                {"present_key", "present_value"}),
+      Attention({{"past_key", {2, 2, 4, 8}}, {"past_value", {2, 2, 4, 6}}},
+                {{"alignment", "onnx"}, {"is_causal", "1"}}, {"present_key", "present_value"}),
       Attention({{"global_mask", {2, 6}, 0, 0, {0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1}, kBool}},
                 {{"left_window_size", "0"}, {"right_window_size", "0"}, {"prefix_keys", "1"}}),
       Attention({{"alibi_slopes", {4}, 0, 1}}, {}),
@@ -145,6 +145,13 @@ std::vector<OperatorCase> AttentionCases() {
                   {0, 1, 2, 3, 4, 5, 0, -1, 5, 2, 3, 1},
                   DType::kInt32}},
                 {}),
+      // No queries, no keys, no batch.
+      {"attention", {{"Q", {2, 4, 0, 8}}, {"K", {2, 2, 6, 8}}, {"V", {2, 2, 6, 6}}}, {}},
+      {"attention", {{"Q", {2, 4, 3, 8}}, {"K", {2, 2, 0, 8}}, {"V", {2, 2, 0, 6}}}, {}},
+      {"attention", {{"Q", {0, 4, 3, 8}}, {"K", {0, 2, 6, 8}}, {"V", {0, 2, 6, 6}}}, {}},
+      // Many tasks; keys in several parts.
+      {"attention", {{"Q", {1, 4, 200, 16}}, {"K", {1, 2, 200, 16}}, {"V", {1, 2, 200, 6}}}, {}},
+      {"attention", {{"Q", {1, 2, 1, 8}}, {"K", {1, 1, 5000, 8}}, {"V", {1, 1, 5000, 6}}}, {}},
   };
 }
 
@@ -170,10 +177,13 @@ OperatorCase BackwardOf(OperatorCase c) {
     return a.first == "normalizer" && a.second != "softmax";
   });
   if (has_lse) {
-    const DType lse = type == kFloat64 ? kFloat64 : kFloat32;
+    const Shape& q = c.inputs[0].shape;
+    const bool is_by_position = q[1] == 3;  // [B, Sq, ...]
+    const Shape lse = is_by_position ? Shape{2, 4, 3} : Shape{q[0], q[1], q[2]};
+    const DType lse_type = type == kFloat64 ? kFloat64 : kFloat32;
     c.inputs.push_back({"Y", y, -1, 1, {}, type});
-    c.inputs.push_back({"lse", {2, 4, 3}, 1, 2, {}, lse});
-    c.inputs.push_back({"dlse", {2, 4, 3}, -1, 1, {}, lse});
+    c.inputs.push_back({"lse", lse, 1, 2, {}, lse_type});
+    c.inputs.push_back({"dlse", lse, -1, 1, {}, lse_type});
   }
   return c;
 }
@@ -339,6 +349,12 @@ const std::vector<OperatorCase>& OperatorCases() {
       all->push_back(c);
       all->push_back(BackwardOf(c));
     }
+    // Of Q, K and V unless others are asked for.
+    for (OperatorCase c : {Attention({}, {}), AttentionCases()[1]}) {
+      c = BackwardOf(c);
+      c.wants.clear();
+      all->push_back(c);
+    }
     return all;
   }();
   return *cases;
@@ -392,6 +408,22 @@ std::vector<Refusal> ShapeRefusals() {
       } else {
         while (Bind(refusal.call).ok()) input.shape.push_back(3);
       }
+      refusals.push_back(std::move(refusal));
+    }
+  }
+  return refusals;
+}
+
+std::vector<Refusal> MissingRefusals() {
+  std::vector<Refusal> refusals;
+  for (const OperatorSchema* schema : OperatorSchemas()) {
+    const auto c = std::find_if(OperatorCases().begin(), OperatorCases().end(),
+                                [&](const OperatorCase& each) { return each.op == schema->name; });
+    for (const TensorSchema& input : schema->inputs) {
+      if (!input.required) continue;
+      Refusal refusal = {*c, std::string(input.name), absl::StrCat(input.name, " is missing")};
+      std::erase_if(refusal.call.inputs,
+                    [&](const CaseInput& each) { return each.name == input.name; });
       refusals.push_back(std::move(refusal));
     }
   }
@@ -486,6 +518,7 @@ void ExpectNamesWhatIsRefused(CaseInterface& interface) {
   std::vector<Refusal> refusals = NumberRefusals();
   Append(ValueRefusals(), refusals);
   Append(ShapeRefusals(), refusals);
+  Append(MissingRefusals(), refusals);
   for (const Refusal& refusal : refusals) {
     const OperatorCase& c = refusal.call;
     SCOPED_TRACE(absl::StrCat(ToText(c), ", ", refusal.name));

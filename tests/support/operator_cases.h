@@ -57,6 +57,8 @@ const std::vector<Refusal>& NumberRefusals();
 std::vector<Refusal> ValueRefusals();
 // Each input with an axis too many; of lengths, one too many.
 std::vector<Refusal> ShapeRefusals();
+// Without a required input.
+std::vector<Refusal> MissingRefusals();
 
 // Returns null if the table has none of this name.
 template <typename Row>
