@@ -38,8 +38,6 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr char kServiceName[] = "rapt.v1.AttentionService";
 constexpr v1::Layout kLayouts[] = {v1::BHSD, v1::BSHD, v1::BSE};
-constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
-                                 DType::kFloat64};
 
 std::unique_ptr<v1::AttentionService::Stub> Connect(const ServerProcess& server) {
   grpc::ChannelArguments arguments;
@@ -120,275 +118,6 @@ Problem SmallProblem() {
           .value_head_size = 8};
 }
 
-struct Feature {
-  const char* name;
-  void (*change)(Problem& p);
-};
-
-constexpr Feature kFeatures[] = {
-    {"plain", [](Problem&) {}},
-    {"grouped heads", [](Problem& p) { p.kv_heads = 2; }},
-    {"one key/value head", [](Problem& p) { p.kv_heads = 1; }},
-    {"other value head size", [](Problem& p) { p.value_head_size = 3; }},
-    {"scale", [](Problem& p) { p.scale = -0.75; }},
-    {"scale of zero", [](Problem& p) { p.scale = 0; }},
-    {"softcap", [](Problem& p) { p.softcap = 1.5; }},
-    {"causal", [](Problem& p) { p.causal = true; }},
-    {"causal, bottom right",
-     [](Problem& p) {
-       p.causal = true;
-       p.alignment = Alignment::kBottomRight;
-     }},
-    {"window", [](Problem& p) { p.left_window = 1, p.right_window = 2; }},
-    {"window to the left", [](Problem& p) { p.left_window = 2; }},
-    {"window to the right", [](Problem& p) { p.right_window = 1; }},
-    {"window of the diagonal", [](Problem& p) { p.left_window = p.right_window = 0; }},
-    {"bool mask",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kBool, {2, 4, 5, 7}};
-     }},
-    {"broadcast mask",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kBool, {2, 1, 1, 7}};
-     }},
-    {"mask of a column",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kBool, {1, 4, 5, 1}};
-     }},
-    {"short mask",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kBool, {1, 1, 5, 4}};
-     }},
-    {"FP32 mask",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kFloat32, {1, 4, 5, 7}};
-     }},
-    {"FP16 mask",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kFloat16, {1, 1, 5, 7}};
-     }},
-    {"BF16 mask",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kBFloat16, {2, 1, 5, 7}};
-     }},
-    {"FP64 mask",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kFloat64, {2, 4, 1, 7}};
-     }},
-    {"past and present",
-     [](Problem& p) {
-       p.past_length = 3;
-       p.causal = true;
-       p.wants_present = true;
-     }},
-    {"present without a past", [](Problem& p) { p.wants_present = true; }},
-    {"key lengths", [](Problem& p) { p.has_key_lengths = true; }},
-    {"key lengths, causal",
-     [](Problem& p) {
-       p.has_key_lengths = true;
-       p.causal = true;
-       p.query_length = 2;
-     }},
-    {"key lengths, causal, ONNX",
-     [](Problem& p) {
-       p.has_key_lengths = true;
-       p.causal = true;
-       p.alignment = Alignment::kOnnx;
-     }},
-    {"lse", [](Problem& p) { p.wants_lse = true; }},
-    {"scores", [](Problem& p) { p.score_output = ScoreOutput::kScores; }},
-    {"softcapped scores",
-     [](Problem& p) {
-       p.score_output = ScoreOutput::kSoftcapped;
-       p.softcap = 2;
-     }},
-    {"biased scores",
-     [](Problem& p) {
-       p.score_output = ScoreOutput::kBiased;
-       p.mask = MaskShape{DType::kFloat32, {1, 1, 5, 7}};
-       p.causal = true;
-     }},
-    {"weights",
-     [](Problem& p) {
-       p.score_output = ScoreOutput::kWeights;
-       p.mask = MaskShape{DType::kBool, {1, 1, 5, 7}};
-     }},
-    {"softmax in FP64", [](Problem& p) { p.softmax_in_fp64 = true; }},
-    {"dropout",
-     [](Problem& p) {
-       p.dropout = Dropout{.probability = 0.3, .seed = 0x123456789ABCDEF0};
-       p.score_output = ScoreOutput::kWeights;
-     }},
-    {"everything at once",
-     [](Problem& p) {
-       p.kv_heads = 2;
-       p.past_length = 4;
-       p.value_head_size = 5;
-       p.scale = 0.5;
-       p.softcap = 3;
-       p.causal = true;
-       p.left_window = 6;
-       p.mask = MaskShape{DType::kFloat32, {2, 1, 5, 11}};
-       p.has_key_lengths = true;
-       p.wants_lse = p.wants_present = true;
-       p.score_output = ScoreOutput::kBiased;
-     }},
-    {"bias with a mask",
-     [](Problem& p) {
-       p.mask = MaskShape{DType::kBool, {2, 1, 1, 7}};
-       p.bias = MaskShape{DType::kFloat32, {1, 1, 5, 7}};
-     }},
-    {"head sink", [](Problem& p) { p.head_sink = DType::kFloat32, p.wants_lse = true; }},
-    {"default slopes", [](Problem& p) { p.alibi = true, p.causal = true; }},
-    {"slopes",
-     [](Problem& p) {
-       p.alibi_slopes = AlibiSlopes{p.dtype, p.batch};
-     }},
-    {"buckets",
-     [](Problem& p) {
-       p.bias_table = BiasTable{DType::kFloat32, 8};
-       p.is_bidirectional = true;
-       p.max_distance = 4;
-     }},
-    {"clipped distances",
-     [](Problem& p) {
-       p.relative_bias = RelativeBias{p.dtype, p.query_heads, 5};
-     }},
-    {"vectors by distance",
-     [](Problem& p) {
-       p.relative_keys = RelativeVectors{p.dtype, p.query_heads, 5};
-       p.relative_values = RelativeVectors{DType::kFloat32, 1, 3};
-     }},
-    {"relative query",
-     [](Problem& p) {
-       p.relative_keys = RelativeVectors{DType::kFloat32, 1, 3};
-       p.has_relative_query = true;
-     }},
-    {"additive scores",
-     [](Problem& p) {
-       p.score_function = ScoreFunction::kAdditive;
-       p.additive_weight = AdditiveWeight{p.dtype, p.query_heads};
-       p.causal = true;
-     }},
-    {"block mask",
-     [](Problem& p) {
-       p.block_mask = std::array<int64_t, 4>{2, 1, 3, 3};
-       p.block_q = 2;
-       p.block_k = 3;
-     }},
-    {"selected keys",
-     [](Problem& p) {
-       p.selected = SelectedIndices{p.kv_heads, 4};
-       p.causal = true;
-     }},
-    {"exemptions from the window",
-     [](Problem& p) {
-       p.left_window = p.right_window = 1;
-       p.prefix_keys = 2;
-       p.has_global_mask = true;
-     }},
-    {"values in keys",
-     [](Problem& p) {
-       p.values_in_keys = true;
-       p.past_length = 4;
-       p.value_head_size = 5;
-       p.wants_present = true;
-     }},
-    {"rotary with angles",
-     [](Problem& p) {
-       p.rope_theta = 100;
-       p.interleaved = true;
-       p.past_length = 4;
-       p.wants_present = true;
-     }},
-    {"rotary with a cache",
-     [](Problem& p) {
-       p.rotary_cache = RotaryCache{.dtype = p.dtype, .rows = 9, .pairs = 3};
-       p.rotary_embedding_dim = 6;
-       p.has_position_ids = p.has_key_position_ids = true;
-     }},
-    {"rotary by token",
-     [](Problem& p) {
-       p.rotary_cache = RotaryCache{.batch = p.batch, .rows = p.query_length, .pairs = 4};
-       p.rotary_keys = false;
-     }},
-    {"sparsemax",
-     [](Problem& p) {
-       p.normalizer = Normalizer::kSparsemax;
-       p.score_output = ScoreOutput::kWeights;
-     }},
-    {"entmax15", [](Problem& p) { p.normalizer = Normalizer::kEntmax15, p.causal = true; }},
-    {"entmax",
-     [](Problem& p) {
-       p.normalizer = Normalizer::kEntmax;
-       p.alpha = 1.25;
-     }},
-    {"entmax with an alpha for each head",
-     [](Problem& p) {
-       p.normalizer = Normalizer::kEntmax;
-       p.head_alpha = p.dtype;
-     }},
-    {"no queries", [](Problem& p) { p.query_length = 0; }},
-    {"no keys", [](Problem& p) { p.key_length = 0, p.wants_lse = true; }},
-    {"no batch", [](Problem& p) { p.batch = 0, p.wants_lse = true; }},
-};
-
-TEST_F(RaptServiceTest, ComputesEveryFeatureInEveryLayoutAndType) {
-  for (const Feature& feature : kFeatures) {
-    for (const DType dtype : kFloatTypes) {
-      Problem problem = SmallProblem();
-      problem.dtype = dtype;
-      feature.change(problem);
-      Rng rng(17);
-      const Inputs inputs = RandomInputs(problem, rng);
-      const Expected expected = rapt::test::Attend(problem, inputs);
-      for (const v1::Layout layout : kLayouts) {
-        SCOPED_TRACE(absl::StrCat(feature.name, " ", NameOf(dtype), " ", v1::Layout_Name(layout)));
-        const v1::AttendResponse response = Attend(ToMessage(problem, inputs, layout));
-        if (HasFailure()) return;
-        EXPECT_EQ(response.backend(), "cpu");
-        EXPECT_TRUE(Matches(problem, FromMessage(problem, response, layout), expected));
-      }
-    }
-  }
-}
-
-// Too large to run inline: many tasks, split keys.
-TEST_F(RaptServiceTest, ComputesLargeProblemsOnAllThreads) {
-  Problem prefill = SmallProblem();
-  prefill.query_length = prefill.key_length = 300;
-  prefill.head_size = prefill.value_head_size = 64;
-  prefill.causal = prefill.wants_lse = true;
-  Problem decode = prefill;
-  decode.batch = 1;
-  decode.query_heads = 2;
-  decode.kv_heads = 1;
-  decode.query_length = 1;
-  decode.key_length = 5000;
-  decode.alignment = Alignment::kBottomRight;
-  for (const Problem& problem : {prefill, decode}) {
-    Rng rng(3);
-    const Inputs inputs = RandomInputs(problem, rng);
-    const v1::AttendResponse response = Attend(ToMessage(problem, inputs));
-    ASSERT_FALSE(HasFailure()) << ToText(problem);
-    EXPECT_TRUE(Matches(problem, FromMessage(problem, response, v1::BHSD),
-                        rapt::test::Attend(problem, inputs)))
-        << ToText(problem);
-    EXPECT_GT(response.timing().compute_us(), 0);
-  }
-}
-
-TEST_F(RaptServiceTest, GivesTheSameBitsForTheSameRequest) {
-  Problem problem = SmallProblem();
-  problem.query_length = problem.key_length = 200;
-  Rng rng(5);
-  const v1::AttendRequest request = ToMessage(problem, RandomInputs(problem, rng));
-  const v1::AttendResponse first = Attend(request);
-  const v1::AttendResponse second = Attend(request);
-  EXPECT_EQ(first.y().data(), second.y().data());
-  EXPECT_EQ(first.plan(), second.plan());
-}
-
 // A message of a hundred bytes must not create a task for each of 2^40 batch rows.
 TEST_F(RaptServiceTest, AnswersHugeEmptyCallsAtOnce) {
   v1::AttendRequest request;
@@ -421,44 +150,6 @@ TEST_F(RaptServiceTest, NamesBackendAndPlanInTheTrailers) {
   EXPECT_THAT(response.plan(), HasSubstr("cpu/"));
 }
 
-// Drops leading axes of 1 until the mask has that rank.
-v1::AttendRequest WithMaskRank(v1::AttendRequest request, int rank) {
-  auto& shape = *request.mutable_mask()->mutable_shape();
-  while (shape.size() > rank) {
-    EXPECT_EQ(shape[0], 1);
-    shape.erase(shape.begin());
-  }
-  return request;
-}
-
-TEST_F(RaptServiceTest, MasksOfLowerRankBroadcastAsInNumpy) {
-  const std::pair<int, std::array<int64_t, 4>> masks[] = {
-      {1, {1, 1, 1, 7}}, {2, {1, 1, 5, 7}}, {3, {1, 4, 5, 7}}};
-  for (const auto& [rank, dims] : masks) {
-    Problem problem = SmallProblem();
-    problem.mask = MaskShape{DType::kBool, dims};
-    Rng rng(11);
-    const v1::AttendRequest request = ToMessage(problem, RandomInputs(problem, rng));
-    EXPECT_EQ(Attend(WithMaskRank(request, rank)).y().data(), Attend(request).y().data())
-        << "rank " << rank;
-  }
-}
-
-TEST_F(RaptServiceTest, AMaskOfRankThreeIsPerBatchRowWithoutHeadCounts) {
-  Problem problem = SmallProblem();
-  problem.query_heads = problem.kv_heads = 1;
-  problem.mask = MaskShape{DType::kBool, {2, 1, 5, 7}};
-  Rng rng(12);
-  const Inputs inputs = RandomInputs(problem, rng);
-  v1::AttendRequest request = ToMessage(problem, inputs, v1::BSE);
-  const std::string want = Attend(request).y().data();
-  request.mutable_attention()->clear_query_heads();
-  request.mutable_attention()->clear_kv_heads();
-  auto& shape = *request.mutable_mask()->mutable_shape();
-  shape.erase(shape.begin() + 1);
-  EXPECT_EQ(Attend(request).y().data(), want);
-}
-
 template <typename Int>
 v1::Tensor AsIntegers(const v1::Tensor& bools, v1::DataType dtype) {
   v1::Tensor integers = bools;
@@ -484,20 +175,6 @@ TEST_F(RaptServiceTest, IntegerMasksMeanBool) {
   }
 }
 
-TEST_F(RaptServiceTest, AnUnspecifiedLayoutGoesByRank) {
-  Rng rng(14);
-  const Problem problem = SmallProblem();
-  const Inputs inputs = RandomInputs(problem, rng);
-  for (const v1::Layout layout : {v1::BHSD, v1::BSE}) {
-    v1::AttendRequest request = ToMessage(problem, inputs, layout);
-    const v1::AttendResponse want = Attend(request);
-    request.mutable_attention()->clear_layout();
-    const v1::AttendResponse got = Attend(request);
-    EXPECT_EQ(got.y().data(), want.y().data()) << v1::Layout_Name(layout);
-    EXPECT_EQ(got.y().shape_size(), want.y().shape_size()) << v1::Layout_Name(layout);
-  }
-}
-
 // --- Refusals ------------------------------------------------------------------------------------
 
 // Sets a tensor of zeros with the data its shape needs, if the shape is valid.
@@ -519,19 +196,6 @@ v1::AttendRequest ValidCall() {
   return request;
 }
 
-v1::AttendRequest ValidBseCall() {
-  v1::AttendRequest request;
-  for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
-    SetTensor(tensor, {1, 3, 8});
-  }
-  return request;
-}
-
-void SetPast(v1::AttendRequest& r) {
-  SetTensor(r.mutable_past_key(), {1, 2, 5, 4});
-  SetTensor(r.mutable_past_value(), {1, 2, 5, 4});
-}
-
 struct Refusal {
   const char* name;
   void (*spoil)(v1::AttendRequest& r);
@@ -540,11 +204,9 @@ struct Refusal {
 
 constexpr int64_t kHuge = int64_t{1} << 62;
 
+// What only a message can have wrong; operator_calls_test has the values of tensors and attributes.
 // Each is INVALID_ARGUMENT for Attend, AttendBackward and Diagnose.
 const Refusal kRefusals[] = {
-    {"no q", [](auto& r) { r.clear_q(); }, {"q is missing"}},
-    {"no k", [](auto& r) { r.clear_k(); }, {"k is missing"}},
-    {"no v", [](auto& r) { r.clear_v(); }, {"v is missing"}},
     {"unspecified dtype",
      [](auto& r) { r.mutable_q()->clear_dtype(); },
      {"q has dtype DATA_TYPE_UNSPECIFIED", "FP32, FP16, BF16 or FP64"}},
@@ -554,23 +216,6 @@ const Refusal kRefusals[] = {
     {"integers for numbers",
      [](auto& r) { r.mutable_v()->set_dtype(v1::INT32); },
      {"v has dtype INT32", "FP32, FP16, BF16 or FP64"}},
-    {"bools for numbers",
-     [](auto& r) {
-       for (v1::Tensor* t : {r.mutable_q(), r.mutable_k(), r.mutable_v()}) {
-         SetTensor(t, {1, 2, 3, 4}, v1::BOOL, 1);
-       }
-     },
-     {"q has type BOOL", "FP32, FP16, BF16 or FP64"}},
-    {"another type for k",
-     [](auto& r) {
-       SetTensor(r.mutable_k(), {1, 2, 3, 4}, v1::FP16, 2);
-     },
-     {"k has type FP16", "must be FP32, the type of q"}},
-    {"another type for v",
-     [](auto& r) {
-       SetTensor(r.mutable_v(), {1, 2, 3, 4}, v1::FP64, 8);
-     },
-     {"v has type FP64", "must be FP32, the type of q"}},
     {"too little data",
      [](auto& r) { r.mutable_q()->set_data("abc"); },
      {"q has 3 bytes of data", "[1, 2, 3, 4] of FP32 needs 96"}},
@@ -578,60 +223,18 @@ const Refusal kRefusals[] = {
      [](auto& r) { r.mutable_v()->set_data(std::string(97, '\0')); },
      {"v has 97 bytes of data", "needs 96"}},
     {"no data", [](auto& r) { r.mutable_k()->clear_data(); }, {"k has 0 bytes", "needs 96"}},
-    {"a negative axis",
-     [](auto& r) { r.mutable_v()->set_shape(2, -3); },
-     {"v has shape [1, 2, -3, 4]", "no axis may be negative"}},
-    {"a shape that overflows",
-     [](auto& r) {
-       SetTensor(r.mutable_k(), {1, kHuge, 3, 4});
-     },
-     {"k has shape [1, 4611686018427387904, 3, 4]", "overflows 64 bits"}},
     {"elements that overflow",
      [](auto& r) { SetTensor(r.mutable_mask(), {kHuge}, v1::INT64, 8); },
      {"mask has shape [4611686018427387904]", "overflows 64 bits"}},
-    {"an empty tensor with a huge axis",
-     [](auto& r) {
-       SetTensor(r.mutable_k(), {1, 2, 0, kHuge});
-     },
-     {"k has head size 4611686018427387904, q has 4"}},
     {"a rank without end",
      [](auto& r) { SetTensor(r.mutable_q(), std::vector<int64_t>(60000, 1)); },
      {"q has a shape of rank 60000", "at most 4"}},
-    {"rank 2",
-     [](auto& r) {
-       SetTensor(r.mutable_q(), {3, 4});
-     },
-     {"q has shape [3, 4], rank 2", "rank 3 or 4"}},
-    {"rank 0", [](auto& r) { SetTensor(r.mutable_q(), {}); }, {"q has shape [], rank 0"}},
-    {"unequal ranks",
-     [](auto& r) {
-       SetTensor(r.mutable_k(), {1, 3, 8});
-     },
-     {"k has shape [1, 3, 8], rank 3", "rank 4, for all of q, k and v"}},
-    {"BSE of rank 4",
-     [](auto& r) { r.mutable_attention()->set_layout(v1::BSE); },
-     {"q has shape [1, 2, 3, 4], rank 4", "[batch, length, heads * head size], rank 3"}},
-    {"BSHD of rank 3",
-     [](auto& r) {
-       r = ValidBseCall();
-       r.mutable_attention()->set_layout(v1::BSHD);
-     },
-     {"q has shape [1, 3, 8], rank 3", "[batch, length, heads, head size], rank 4"}},
     {"unknown layout",
      [](auto& r) { r.mutable_attention()->set_layout(static_cast<v1::Layout>(9)); },
      {"attention.layout is 9", "BHSD (1), BSHD (2) or BSE (3)"}},
     {"unknown normalizer",
      [](auto& r) { r.mutable_attention()->set_normalizer(static_cast<v1::Normalizer>(4)); },
      {"attention.normalizer is 4", "SPARSEMAX (1), ENTMAX15 (2) or ENTMAX (3)"}},
-    {"alpha of softmax",
-     [](auto& r) { r.mutable_attention()->set_alpha(1.5); },
-     {"attention.alpha is set", "attention.normalizer is softmax"}},
-    {"lse of sparsemax",
-     [](auto& r) {
-       r.mutable_attention()->set_normalizer(v1::SPARSEMAX);
-       r.set_want_lse(true);
-     },
-     {"attention.normalizer is sparsemax", "no lse"}},
     {"unknown alignment",
      [](auto& r) { r.mutable_attention()->set_alignment(static_cast<v1::Alignment>(-1)); },
      {"attention.alignment is -1", "TOP_LEFT (0), BOTTOM_RIGHT (1) or ONNX (2)"}},
@@ -640,173 +243,18 @@ const Refusal kRefusals[] = {
        r.mutable_attention()->set_score_function(static_cast<v1::ScoreFunction>(256));
      },
      {"attention.score_function is 256", "DOT_PRODUCT (0) or ADDITIVE (1)"}},
-    {"additive scores without weights",
-     [](auto& r) { r.mutable_attention()->set_score_function(v1::ADDITIVE); },
-     {"attention.score_function is additive", "additive_weight is missing"}},
     {"unknown score output",
      [](auto& r) { r.set_score_output(static_cast<v1::ScoreOutput>(5)); },
      {"score_output is 5", "WEIGHTS (4)"}},
-    {"query heads alone",
-     [](auto& r) {
-       r = ValidBseCall();
-       r.mutable_attention()->set_query_heads(2);
-     },
-     {"attention.query_heads is set but attention.kv_heads is not"}},
-    {"key/value heads alone",
-     [](auto& r) {
-       r = ValidBseCall();
-       r.mutable_attention()->set_kv_heads(2);
-     },
-     {"attention.kv_heads is set but attention.query_heads is not"}},
-    {"heads that do not divide",
-     [](auto& r) {
-       r = ValidBseCall();
-       r.mutable_attention()->set_query_heads(3);
-       r.mutable_attention()->set_kv_heads(1);
-     },
-     {"q has a last axis of 8", "multiple of attention.query_heads = 3"}},
-    {"negative heads",
-     [](auto& r) {
-       r = ValidBseCall();
-       r.mutable_attention()->set_query_heads(2);
-       r.mutable_attention()->set_kv_heads(-2);
-     },
-     {"attention.kv_heads is -2", "at least 1"}},
-    {"heads other than the shape's",
-     [](auto& r) { r.mutable_attention()->set_query_heads(4); },
-     {"attention.query_heads is 4", "q [1, 2, 3, 4] has 2 heads"}},
-    {"unequal batch",
-     [](auto& r) {
-       SetTensor(r.mutable_k(), {2, 2, 3, 4});
-     },
-     {"k has batch 2, q has 1", "must be equal"}},
-    {"unequal batch of v",
-     [](auto& r) {
-       SetTensor(r.mutable_v(), {2, 2, 3, 4});
-     },
-     {"v has batch 2, q has 1"}},
-    {"unequal head size",
-     [](auto& r) {
-       SetTensor(r.mutable_k(), {1, 2, 3, 5});
-     },
-     {"k has head size 5, q has 4"}},
-    {"unequal key and value heads",
-     [](auto& r) {
-       SetTensor(r.mutable_v(), {1, 1, 3, 4});
-     },
-     {"v has number of heads 1, k has 2"}},
-    {"unequal key and value lengths",
-     [](auto& r) {
-       SetTensor(r.mutable_v(), {1, 2, 6, 4});
-     },
-     {"v has length 6, k has 3"}},
-    {"heads that are no multiple",
-     [](auto& r) {
-       SetTensor(r.mutable_q(), {1, 3, 3, 4});
-     },
-     {"q has 3 heads, k and v have 2", "multiple"}},
-    {"no head size",
-     [](auto& r) {
-       SetTensor(r.mutable_q(), {1, 2, 3, 0});
-       SetTensor(r.mutable_k(), {1, 2, 3, 0});
-     },
-     {"head size of q and k is 0"}},
-    {"no value head size",
-     [](auto& r) {
-       SetTensor(r.mutable_v(), {1, 2, 3, 0});
-     },
-     {"head size of v is 0"}},
-    {"infinite scale",
-     [](auto& r) { r.mutable_attention()->set_scale(kInf); },
-     {"attention.scale is inf", "finite"}},
-    {"NaN for a scale",
-     [](auto& r) { r.mutable_attention()->set_scale(kNan); },
-     {"attention.scale is nan", "finite"}},
-    {"negative softcap",
-     [](auto& r) { r.mutable_attention()->set_softcap(-2); },
-     {"attention.softcap is -2", "0 (none) or positive"}},
-    {"NaN for a softcap",
-     [](auto& r) { r.mutable_attention()->set_softcap(kNan); },
-     {"attention.softcap is nan"}},
     {"negative window to the left",
      [](auto& r) { r.mutable_attention()->mutable_window()->set_left(-1); },
      {"attention.window.left is -1", "at least 0, or absent"}},
     {"negative window to the right",
      [](auto& r) { r.mutable_attention()->mutable_window()->set_right(-7); },
      {"attention.window.right is -7", "at least 0, or absent"}},
-    {"dropout of everything",
-     [](auto& r) { r.mutable_attention()->mutable_dropout()->set_probability(1); },
-     {"attention.dropout.probability is 1", "less than 1"}},
-    {"negative dropout",
-     [](auto& r) { r.mutable_attention()->mutable_dropout()->set_probability(-0.5); },
-     {"attention.dropout.probability is -0.5", "at least 0"}},
-    {"NaN for dropout",
-     [](auto& r) { r.mutable_attention()->mutable_dropout()->set_probability(kNan); },
-     {"attention.dropout.probability is nan"}},
-    {"past key alone",
-     [](auto& r) {
-       SetPast(r);
-       r.clear_past_value();
-     },
-     {"past_key is set but past_value is not"}},
-    {"past value alone",
-     [](auto& r) {
-       SetPast(r);
-       r.clear_past_key();
-     },
-     {"past_value is set but past_key is not"}},
-    {"past of rank 3",
-     [](auto& r) {
-       SetPast(r);
-       SetTensor(r.mutable_past_key(), {1, 5, 8});
-     },
-     {"past_key has shape [1, 5, 8], rank 3", "rank 4"}},
-    {"past of another type",
-     [](auto& r) {
-       SetPast(r);
-       SetTensor(r.mutable_past_value(), {1, 2, 5, 4}, v1::BF16, 2);
-     },
-     {"past_value has type BF16", "must be FP32, the type of q"}},
-    {"past of another batch",
-     [](auto& r) {
-       SetPast(r);
-       SetTensor(r.mutable_past_key(), {2, 2, 5, 4});
-     },
-     {"past_key has batch 2, k has 1"}},
-    {"past of other heads",
-     [](auto& r) {
-       SetPast(r);
-       SetTensor(r.mutable_past_value(), {1, 1, 5, 4});
-     },
-     {"past_value has number of heads 1, v has 2"}},
-    {"past of another size",
-     [](auto& r) {
-       SetPast(r);
-       SetTensor(r.mutable_past_key(), {1, 2, 5, 3});
-     },
-     {"past_key has head size 3, k has 4"}},
-    {"pasts of unequal lengths",
-     [](auto& r) {
-       SetPast(r);
-       SetTensor(r.mutable_past_value(), {1, 2, 6, 4});
-     },
-     {"past_key has length 5, past_value has 6"}},
     {"mask without a dtype",
      [](auto& r) { r.mutable_mask(); },
      {"mask has dtype DATA_TYPE_UNSPECIFIED", "BOOL, INT8, UINT8, INT32 or INT64"}},
-    {"mask of rank 0",
-     [](auto& r) { SetTensor(r.mutable_mask(), {}, v1::BOOL, 1); },
-     {"mask has shape [], rank 0", "rank 1 to 4"}},
-    {"mask that does not broadcast",
-     [](auto& r) {
-       SetTensor(r.mutable_mask(), {2, 3}, v1::BOOL, 1);
-     },
-     {"mask [1, 1, 2, 3] does not broadcast to [1, 2, 3, 3]"}},
-    {"mask with more keys than there are",
-     [](auto& r) {
-       SetTensor(r.mutable_mask(), {3, 4});
-     },
-     {"mask [1, 1, 3, 4] does not broadcast to [1, 2, 3, 3]", "last axis may be shorter"}},
     {"integer mask with too little data",
      [](auto& r) { SetTensor(r.mutable_mask(), {3}, v1::INT64, 1); },
      {"mask has 3 bytes of data", "[3] of INT64 needs 24"}},
@@ -816,12 +264,6 @@ const Refusal kRefusals[] = {
        (*r.mutable_mask()->mutable_data())[5] = '\xFF';
      },
      {"mask[1, 2] is 255", "UINT8 masks hold only 0 (hidden) and 1 (visible)"}},
-    {"too few key lengths",
-     [](auto& r) {
-       r.add_key_lengths(1);
-       r.add_key_lengths(1);
-     },
-     {"key_lengths has shape [2]", "must be [1], the batch of q"}},
     {"key length beyond the keys",
      [](auto& r) { r.add_key_lengths(4); },
      {"key_lengths[0] is 4", "from 0 to the key length 3"}},
@@ -830,15 +272,8 @@ const Refusal kRefusals[] = {
      {"key_lengths[0] is -1", "from 0 to the key length 3"}},
 };
 
-TEST_F(RaptServiceTest, TheCallsWithoutFaultsAreValid) {
-  v1::AttendRequest with_past = ValidCall();
-  SetPast(with_past);
-  for (const v1::AttendRequest& request : {ValidCall(), ValidBseCall(), with_past}) {
-    Attend(request);
-  }
-}
-
 TEST_F(RaptServiceTest, RejectsInvalidCallsAndNamesTheError) {
+  Attend(ValidCall());
   for (const Refusal& refusal : kRefusals) {
     SCOPED_TRACE(refusal.name);
     v1::AttendRequest request = ValidCall();

@@ -36,13 +36,6 @@ std::vector<int64_t> ShapeOf(const Dims& d, v1::Layout layout) {
   return {d[0], d[1], d[2], d[3]};
 }
 
-Tensor ReadTensor(const std::string& name, const v1::Tensor& message, DType dtype, const Dims& dims,
-                  const std::vector<int64_t>& shape, v1::Layout layout = v1::BHSD) {
-  EXPECT_EQ(message.dtype(), CodeOf(dtype)) << name;
-  EXPECT_EQ(std::vector<int64_t>(message.shape().begin(), message.shape().end()), shape) << name;
-  return FromBytes(name, message.data(), dtype, dims, layout);
-}
-
 v1::ScoreOutput CodeOf(ScoreOutput output) {
   return static_cast<v1::ScoreOutput>(static_cast<int>(output) + 1);
 }
@@ -177,39 +170,6 @@ v1::AttendRequest ToMessage(const Problem& p, const Inputs& inputs, v1::Layout l
   message.set_want_lse(p.wants_lse);
   message.set_want_present(p.wants_present);
   return message;
-}
-
-Outputs FromMessage(const Problem& p, const v1::AttendResponse& response, v1::Layout layout) {
-  EXPECT_TRUE(response.has_y());
-  EXPECT_EQ(response.has_lse(), p.wants_lse);
-  EXPECT_EQ(response.has_scores(), p.score_output.has_value());
-  EXPECT_EQ(response.has_present_key(), p.wants_present);
-  EXPECT_EQ(response.has_present_value(), p.wants_present && !p.values_in_keys);
-  const int64_t t = p.total_keys();
-  const Dims y = {p.batch, p.query_heads, p.query_length, p.value_head_size};
-  const auto read = [&](const char* name, const v1::Tensor& message, int64_t heads, int64_t length,
-                        int64_t size) {
-    const Dims dims = {p.batch, heads, length, size};
-    return ReadTensor(name, message, p.dtype, dims, ShapeOf(dims, v1::BHSD));
-  };
-  Outputs outputs;
-  outputs.plan = response.plan();
-  outputs.output = ReadTensor("y", response.y(), p.dtype, y, ShapeOf(y, layout), layout);
-  if (p.wants_lse) {
-    outputs.lse = ReadTensor("lse", response.lse(), p.lse_dtype(),
-                             {p.batch, p.query_heads, p.query_length, 1},
-                             {p.batch, p.query_heads, p.query_length});
-  }
-  if (p.score_output) {
-    outputs.scores = read("scores", response.scores(), p.query_heads, p.query_length, t);
-  }
-  if (p.wants_present) {
-    outputs.present_key = read("present_key", response.present_key(), p.kv_heads, t, p.head_size);
-    if (p.values_in_keys) return outputs;
-    outputs.present_value =
-        read("present_value", response.present_value(), p.kv_heads, t, p.value_head_size);
-  }
-  return outputs;
 }
 
 }  // namespace rapt::test

@@ -26,10 +26,6 @@ Tensor FromBytes(const std::string& name, const std::string& bytes, DType dtype,
 v1::AttendRequest ToMessage(const Problem& problem, const Inputs& inputs,
                             v1::Layout layout = v1::BHSD);
 
-// Decodes the response to such a request. A wrong type or shape, a missing output and an output
-// that was not requested are test failures.
-Outputs FromMessage(const Problem& problem, const v1::AttendResponse& response, v1::Layout layout);
-
 }  // namespace rapt::test
 
 #endif  // RAPT_TESTS_SUPPORT_RAPT_MESSAGES_H_

@@ -217,35 +217,6 @@ TEST(OipCodecTest, RejectsExcessiveStructure) {
               HasSubstr("more than the allowed 64 tensors"));
 }
 
-TEST(OipCodecTest, AcceptsInputsInAnyOrder) {
-  ModelInferRequest message;
-  message.set_model_name("attention");
-  for (const char* name : {"V", "K", "Q"}) AddRaw(message, name, "FP32", {1, 1, 3, 4});
-  message.set_raw_input_contents(2, std::string(48, 'Q'));
-  const WireMessage bytes(message.SerializeAsString());
-  const absl::StatusOr<DecodedInfer> decoded =
-      oip::DecodeInfer(bytes.bytes(), kNow, kNoSharedMemory);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(Gather(decoded->request.inputs[Role::kQ]), std::string(48, 'Q'));
-}
-
-TEST(OipCodecTest, AcceptsEveryInput) {
-  ModelInferRequest message = RawMessage();
-  AddRaw(message, "attn_mask", "BOOL", {3, 5}, 1);
-  AddRaw(message, "past_key", "FP32", {1, 1, 2, 4});
-  AddRaw(message, "past_value", "FP32", {1, 1, 2, 4});
-  AddRaw(message, "attention_bias", "FP32", {3, 1});
-  AddRaw(message, "head_sink", "FP32", {1});
-  const Problem problem = DecodedProblem(message);
-  EXPECT_EQ(problem.past_length, 2);
-  ASSERT_TRUE(problem.mask.has_value());
-  EXPECT_EQ(problem.mask->dtype, DType::kBool);
-  EXPECT_THAT(problem.mask->dims, ElementsAre(1, 1, 3, 5));
-  ASSERT_TRUE(problem.bias.has_value());
-  EXPECT_THAT(problem.bias->dims, ElementsAre(1, 1, 3, 1));
-  EXPECT_EQ(problem.head_sink, DType::kFloat32);
-}
-
 TEST(OipCodecTest, MasksOfZeroAndOneBecomeBool) {
   for (const char* datatype : {"INT8", "UINT8", "INT32", "INT64"}) {
     SCOPED_TRACE(datatype);
@@ -272,166 +243,6 @@ TEST(OipCodecTest, MasksOfZeroAndOneBecomeBool) {
   }
 }
 
-TEST(OipCodecTest, LayoutAndAlignmentAreParameters) {
-  ModelInferRequest message = RawMessage();
-  EXPECT_EQ(DecodedProblem(message).alignment, Alignment::kOnnx);
-  ModelInferRequest backward = RawMessage();
-  backward.set_model_name("attention_backward");
-  AddRaw(backward, "dY", "FP32", {1, 1, 3, 4});
-  EXPECT_EQ(DecodedProblem(backward).alignment, Alignment::kOnnx);
-  Parameter(message, "layout").set_string_param("bshd");
-  Parameter(message, "alignment").set_string_param("bottom_right");
-  const Problem problem = DecodedProblem(message);
-  EXPECT_EQ(problem.alignment, Alignment::kBottomRight);
-  EXPECT_EQ(problem.query_heads, 3);  // of [1, 1, 3, 4]
-  EXPECT_EQ(problem.query_length, 1);
-  Parameter(message, "layout").set_string_param("hbsd");
-  EXPECT_EQ(DecodeInfer(message, kNow).status().message(),
-            "parameter layout is 'hbsd'; it must be unspecified or bhsd or bshd or bse");
-}
-
-TEST(OipCodecTest, AcceptsEachNormalizer) {
-  const auto with = [](const char* name) {
-    ModelInferRequest message = RawMessage();
-    (*message.mutable_parameters())["normalizer"].set_string_param(name);
-    return message;
-  };
-  EXPECT_EQ(DecodedProblem(with("softmax")).normalizer, Normalizer::kSoftmax);
-  EXPECT_EQ(DecodedProblem(with("sparsemax")).normalizer, Normalizer::kSparsemax);
-  EXPECT_EQ(DecodedProblem(with("entmax15")).normalizer, Normalizer::kEntmax15);
-  ModelInferRequest number = with("entmax");
-  (*number.mutable_parameters())["alpha"].set_double_param(1.25);
-  EXPECT_EQ(DecodedProblem(number).normalizer, Normalizer::kEntmax);
-  EXPECT_EQ(DecodedProblem(number).alpha, 1.25);
-  ModelInferRequest tensor = with("entmax");
-  AddRaw(tensor, "head_alpha", "FP32", {1});
-  EXPECT_EQ(DecodedProblem(tensor).head_alpha, DType::kFloat32);
-}
-
-TEST(OipCodecTest, AcceptsEachBiasByDistance) {
-  ModelInferRequest slopes = RawMessage();
-  AddRaw(slopes, "alibi_slopes", "FP32", {1, 1});
-  EXPECT_EQ(DecodedProblem(slopes).alibi_slopes->batch, 1);
-  ModelInferRequest table = RawMessage();
-  AddRaw(table, "bias_table", "FP32", {8, 1});
-  (*table.mutable_parameters())["is_bidirectional"].set_bool_param(true);
-  (*table.mutable_parameters())["max_distance"].set_int64_param(20);
-  const Problem t5 = DecodedProblem(table);
-  EXPECT_EQ(t5.bias_table->buckets, 8);
-  EXPECT_TRUE(t5.is_bidirectional);
-  EXPECT_EQ(t5.max_distance, 20);
-  ModelInferRequest clipped = RawMessage();
-  AddRaw(clipped, "relative_bias", "FP32", {1, 7});
-  EXPECT_EQ(DecodedProblem(clipped).relative_bias->length, 7);
-  ModelInferRequest alibi = RawMessage();
-  (*alibi.mutable_parameters())["alibi"].set_bool_param(true);
-  EXPECT_TRUE(DecodedProblem(alibi).alibi);
-}
-
-TEST(OipCodecTest, AcceptsVectorsByDistance) {
-  ModelInferRequest message = RawMessage();
-  AddRaw(message, "relative_keys", "FP32", {1, 7, 4});
-  AddRaw(message, "relative_values", "FP32", {1, 5, 4});
-  AddRaw(message, "relative_query", "FP32", {1, 1, 3, 4});
-  const Problem problem = DecodedProblem(message);
-  EXPECT_EQ(problem.relative_keys->length, 7);
-  EXPECT_EQ(problem.relative_values->length, 5);
-  EXPECT_TRUE(problem.has_relative_query);
-}
-
-TEST(OipCodecTest, AcceptsARotaryEmbedding) {
-  ModelInferRequest caches = RawMessage();
-  AddRaw(caches, "cos_cache", "FP32", {9, 1});
-  AddRaw(caches, "sin_cache", "FP32", {9, 1});
-  (*caches.mutable_parameters())["rotary_embedding_dim"].set_int64_param(2);
-  (*caches.mutable_parameters())["interleaved"].set_int64_param(1);
-  (*caches.mutable_parameters())["rotary_keys"].set_bool_param(false);
-  const Problem problem = DecodedProblem(caches);
-  EXPECT_EQ(problem.rotary_cache->rows, 9);
-  EXPECT_TRUE(problem.interleaved);
-  EXPECT_EQ(problem.rotary_keys, false);
-  caches.mutable_inputs()->RemoveLast();
-  caches.mutable_raw_input_contents()->RemoveLast();
-  EXPECT_THAT(std::string(DecodeInfer(caches, kNow).status().message()),
-              HasSubstr("cos_cache is set but sin_cache is not"));
-}
-
-TEST(OipCodecTest, AcceptsAdditiveScores) {
-  const auto error_of = [](const ModelInferRequest& message) {
-    return std::string(DecodeInfer(message, kNow).status().message());
-  };
-  ModelInferRequest message = RawMessage();
-  AddRaw(message, "additive_weight", "FP32", {1, 4});
-  auto& parameters = *message.mutable_parameters();
-  EXPECT_THAT(error_of(message),
-              AllOf(HasSubstr("additive_weight"), HasSubstr("score_function is dot_product")));
-  parameters["score_function"].set_string_param("additive");
-  EXPECT_EQ(DecodedProblem(message).score_function, ScoreFunction::kAdditive);
-  EXPECT_EQ(DecodedProblem(message).additive_weight->heads, 1);
-  for (const char* name : {"concat", "", "Additive"}) {
-    parameters["score_function"].set_string_param(name);
-    EXPECT_THAT(error_of(message),
-                AllOf(HasSubstr("parameter score_function is '" + std::string(name) + "'"),
-                      HasSubstr("dot_product or additive")));
-  }
-  parameters["score_function"].set_int64_param(1);
-  EXPECT_THAT(error_of(message), HasSubstr("parameter score_function is 1"));
-}
-
-TEST(OipCodecTest, TakesVFromK) {
-  ModelInferRequest message = RawMessage();
-  message.mutable_inputs()->DeleteSubrange(2, 1);
-  message.mutable_raw_input_contents()->DeleteSubrange(2, 1);
-  (*message.mutable_parameters())["v_head_size"].set_int64_param(3);
-  message.add_outputs()->set_name("Y");
-  message.add_outputs()->set_name("present_key");
-  const Problem problem = DecodedProblem(message);
-  EXPECT_TRUE(problem.values_in_keys);
-  EXPECT_EQ(problem.value_head_size, 3);
-  message.add_outputs()->set_name("present_value");
-  const absl::Status refused = DecodeInfer(message, kNow).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("present_value"), HasSubstr("v_head_size")));
-}
-
-TEST(OipCodecTest, CopiesKeyLengthsRawAndTyped) {
-  const std::vector<int64_t> lengths = {2};
-  ModelInferRequest raw = RawMessage();
-  AddInput(raw, "nonpad_kv_seqlen", "INT64", {1});
-  raw.add_raw_input_contents(lengths.data(), sizeof(int64_t));
-  ModelInferRequest typed = TypedMessage();
-  AddInput(typed, "nonpad_kv_seqlen", "INT64", {1}).mutable_contents()->add_int64_contents(2);
-  for (const ModelInferRequest& message : {raw, typed}) {
-    const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
-    ASSERT_TRUE(decoded.ok()) << decoded.status();
-    EXPECT_EQ(decoded->request.key_lengths, lengths);
-    EXPECT_TRUE(decoded->request.call.problem.has_key_lengths);
-    EXPECT_EQ(decoded->request.call.problem.alignment, Alignment::kOnnx);
-  }
-}
-
-struct TypeCase {
-  const char* datatype;
-  size_t element_bytes;
-  DType dtype;
-};
-
-TEST(OipCodecTest, AcceptsEveryFloatType) {
-  for (const TypeCase& type : {TypeCase{"FP32", 4, DType::kFloat32},
-                               {"FP16", 2, DType::kFloat16},
-                               {"BF16", 2, DType::kBFloat16},
-                               {"FP64", 8, DType::kFloat64}}) {
-    ModelInferRequest message;
-    message.set_model_name("attention");
-    for (const char* name : {"Q", "K", "V"}) {
-      AddRaw(message, name, type.datatype, {1, 1, 3, 4}, type.element_bytes);
-    }
-    AddRaw(message, "attn_mask", type.datatype, {3, 3}, type.element_bytes);
-    EXPECT_EQ(DecodedProblem(message).dtype, type.dtype) << type.datatype;
-  }
-}
-
 TEST(OipCodecTest, AcceptsTypedDoublesAndBools) {
   ModelInferRequest message;
   message.set_model_name("attention");
@@ -451,34 +262,6 @@ TEST(OipCodecTest, AcceptsEmptyTensorsWithoutContents) {
   EXPECT_TRUE(DecodedProblem(message).empty());
 }
 
-TEST(OipCodecTest, ReadsEveryAttribute) {
-  ModelInferRequest message;
-  message.set_model_name("attention");
-  AddRaw(message, "Q", "FP32", {1, 3, 8});
-  AddRaw(message, "K", "FP32", {1, 3, 4});
-  AddRaw(message, "V", "FP32", {1, 3, 4});
-  Parameter(message, "is_causal").set_bool_param(true);
-  Parameter(message, "scale").set_double_param(0.25);
-  Parameter(message, "softcap").set_double_param(30);
-  Parameter(message, "q_num_heads").set_int64_param(4);
-  Parameter(message, "kv_num_heads").set_int64_param(2);
-  Parameter(message, "left_window_size").set_int64_param(5);
-  Parameter(message, "right_window_size").set_int64_param(6);
-  Parameter(message, "softmax_precision").set_int64_param(11);
-  Parameter(message, "qk_matmul_output_mode").set_int64_param(2);
-  message.add_outputs()->set_name("qk_matmul_output");
-  const Problem problem = DecodedProblem(message);
-  EXPECT_TRUE(problem.causal);
-  EXPECT_EQ(problem.scale, 0.25);
-  EXPECT_EQ(problem.softcap, 30);
-  EXPECT_EQ(problem.query_heads, 4);
-  EXPECT_EQ(problem.kv_heads, 2);
-  EXPECT_EQ(problem.left_window, 5);
-  EXPECT_EQ(problem.right_window, 6);
-  EXPECT_TRUE(problem.softmax_in_fp64);
-  EXPECT_EQ(problem.score_output, ScoreOutput::kBiased);
-}
-
 TEST(OipCodecTest, ReadsNumbersFromStringsAndOtherIntegers) {
   ModelInferRequest message = RawMessage();
   Parameter(message, "scale").set_string_param("0.25");
@@ -486,20 +269,14 @@ TEST(OipCodecTest, ReadsNumbersFromStringsAndOtherIntegers) {
   Parameter(message, "left_window_size").set_string_param("5");
   Parameter(message, "right_window_size").set_uint64_param(6);
   Parameter(message, "is_causal").set_int64_param(1);
+  Parameter(message, "dropout_seed").set_string_param("18446744073709551614");
   const Problem problem = DecodedProblem(message);
   EXPECT_EQ(problem.scale, 0.25);
   EXPECT_EQ(problem.softcap, 30);
   EXPECT_EQ(problem.left_window, 5);
   EXPECT_EQ(problem.right_window, 6);
   EXPECT_TRUE(problem.causal);
-}
-
-TEST(OipCodecTest, ComputesNarrowSoftmaxPrecisionsInFp32) {
-  for (const int64_t code : {1, 10, 16}) {
-    ModelInferRequest message = RawMessage();
-    Parameter(message, "softmax_precision").set_int64_param(code);
-    EXPECT_FALSE(DecodedProblem(message).softmax_in_fp64) << code;
-  }
+  EXPECT_EQ(problem.dropout->seed, ~uint64_t{1});
 }
 
 TEST(OipCodecTest, IgnoresReservedParameters) {
@@ -622,13 +399,6 @@ TEST(OipCodecTest, OutputsAreInTheRequestedOrder) {
   EXPECT_FALSE(decoded->request.call.problem.score_output.has_value());
 }
 
-TEST(OipCodecTest, ReturnsYByDefault) {
-  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(RawMessage(), kNow);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  ASSERT_EQ(decoded->outputs.size(), 1u);
-  EXPECT_EQ(decoded->outputs[0].slot, Role::kY);
-}
-
 // A backward pass of RawMessage().
 ModelInferRequest BackwardMessage() {
   ModelInferRequest message = RawMessage();
@@ -637,45 +407,10 @@ ModelInferRequest BackwardMessage() {
   return message;
 }
 
-TEST(OipBackwardCodecTest, ReadsTheInputsOfTheBackwardPass) {
-  ModelInferRequest message = BackwardMessage();
-  AddRaw(message, "Y", "FP32", {1, 1, 3, 4});
-  AddRaw(message, "lse", "FP32", {1, 1, 3});
-  AddRaw(message, "dlse", "FP32", {1, 1, 3});
-  message.set_raw_input_contents(3, std::string(48, 'd'));
-  const WireMessage bytes(message.SerializeAsString());
-  const absl::StatusOr<DecodedInfer> decoded =
-      oip::DecodeInfer(bytes.bytes(), kNow, kNoSharedMemory);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(decoded->model, Model::kAttentionBackward);
-  EXPECT_EQ(decoded->request.model, Model::kAttentionBackward);
-  const InputBytes& gradient = decoded->request.inputs[Role::kOutputGradient];
-  EXPECT_TRUE(bytes.Contains(gradient.data));
-  EXPECT_EQ(Gather(gradient), std::string(48, 'd'));
-  ASSERT_TRUE(decoded->request.call.problem.backward.has_value());
-  EXPECT_TRUE(decoded->request.call.problem.backward->has_forward);
-  EXPECT_TRUE(decoded->request.call.problem.backward->has_lse_gradient);
-}
-
 std::vector<Role> RolesOf(const std::vector<RequestedOutput>& outputs) {
   std::vector<Role> roles;
   for (const RequestedOutput& output : outputs) roles.push_back(output.slot.role());
   return roles;
-}
-
-TEST(OipBackwardCodecTest, ReturnsTheGradientsOfQAndKAndVByDefault) {
-  ModelInferRequest message = BackwardMessage();
-  absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_THAT(RolesOf(decoded->outputs), ElementsAre(Role::kDQ, Role::kDK, Role::kDV));
-  EXPECT_FALSE(decoded->request.call.problem.backward->has_forward);
-
-  message.mutable_inputs()->DeleteSubrange(2, 1);
-  message.mutable_raw_input_contents()->DeleteSubrange(2, 1);
-  Parameter(message, "v_head_size").set_int64_param(4);
-  decoded = DecodeInfer(message, kNow);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_THAT(RolesOf(decoded->outputs), ElementsAre(Role::kDQ, Role::kDK));
 }
 
 TEST(OipBackwardCodecTest, ReturnsTheRequestedGradientsInTheirOrder) {
@@ -703,22 +438,6 @@ TEST(OipBackwardCodecTest, ReturnsTheRequestedGradientsInTheirOrder) {
   EXPECT_EQ(response.outputs(0).name(), "d_head_sink");
   EXPECT_EQ(response.outputs(1).datatype(), "FP16");
   EXPECT_EQ(response.raw_output_contents(1).size(), 6);
-}
-
-TEST(OipCodecTest, ReadsTheDropout) {
-  for (const ModelInferRequest& plain : {RawMessage(), BackwardMessage()}) {
-    ModelInferRequest message = plain;
-    Parameter(message, "dropout_probability").set_double_param(0.25);
-    Parameter(message, "dropout_seed").set_uint64_param(~uint64_t{0});
-    const Problem problem = DecodedProblem(message);
-    ASSERT_TRUE(problem.dropout.has_value());
-    EXPECT_EQ(problem.dropout->probability, 0.25);
-    EXPECT_EQ(problem.dropout->seed, ~uint64_t{0});
-    Parameter(message, "dropout_seed").set_string_param("18446744073709551614");
-    EXPECT_EQ(DecodedProblem(message).dropout->seed, ~uint64_t{1});
-    Parameter(message, "dropout_seed").set_int64_param(7);
-    EXPECT_EQ(DecodedProblem(message).dropout->seed, 7u);
-  }
 }
 
 TEST(OipCodecTest, EncodesTheRequestedOutputsRaw) {
@@ -922,20 +641,6 @@ const Refusal kRefusals[] = {
      [](auto& m) { m.set_model_version("2"); },
      absl::StatusCode::kNotFound,
      {"'2'", "'1'"}},
-    {"NoInputs",
-     [](auto& m) {
-       m.clear_inputs();
-       m.clear_raw_input_contents();
-     },
-     kInvalid,
-     {"Q is missing"}},
-    {"NoValues",
-     [](auto& m) {
-       m.mutable_inputs()->RemoveLast();
-       m.mutable_raw_input_contents()->RemoveLast();
-     },
-     kInvalid,
-     {"V is missing"}},
     {"UnknownInput", [](auto& m) { Rename(m, 0, "W"); }, kInvalid, {"input W", "Q, K, V"}},
     {"InputTwice", [](auto& m) { Rename(m, 1, "Q"); }, kInvalid, {"Q is given twice"}},
     {"UnknownDatatype",
@@ -950,13 +655,6 @@ const Refusal kRefusals[] = {
      kInvalid,
      {"Q", "INT8", "FP32"}},
     {"NoDatatype", [](auto& m) { m.mutable_inputs(0)->clear_datatype(); }, kInvalid, {"Q", "FP32"}},
-    {"TypesDiffer",
-     [](auto& m) {
-       m.mutable_inputs(2)->set_datatype("FP64");
-       m.mutable_raw_input_contents(2)->resize(96);
-     },
-     kInvalid,
-     {"V", "FP64", "FP32"}},
     {"RawTooShort",
      [](auto& m) { m.mutable_raw_input_contents(1)->resize(47); },
      kInvalid,
@@ -989,90 +687,11 @@ const Refusal kRefusals[] = {
      },
      kInvalid,
      {"Q", "overflow"}},
-    {"RankTooLow",
-     [](auto& m) {
-       SetShape(m, 0, {3, 4});
-     },
-     kInvalid,
-     {"Q", "[3, 4]"}},
-    {"RankTooHigh",
-     [](auto& m) {
-       SetShape(m, 0, {1, 1, 1, 3, 4});
-     },
-     kInvalid,
-     {"Q"}},
     {"NoShape", [](auto& m) { SetShape(m, 0, {}); }, kInvalid, {"Q"}},
-    {"HeadSizesDiffer",
-     [](auto& m) {
-       SetShape(m, 1, {1, 1, 4, 3});
-     },
-     kInvalid,
-     {"K", "3", "4"}},
-    {"PastKeyAlone",
-     [](auto& m) {
-       AddRaw(m, "past_key", "FP32", {1, 1, 2, 4});
-     },
-     kInvalid,
-     {"past_key", "past_value"}},
-    {"MaskTooWide",
-     [](auto& m) {
-       AddRaw(m, "attn_mask", "BOOL", {3, 5}, 1);
-     },
-     kInvalid,
-     {"attn_mask", "5", "3"}},
-    {"BiasOfIntegers",
-     [](auto& m) {
-       AddRaw(m, "attention_bias", "INT64", {3, 3}, 8);
-     },
-     kInvalid,
-     {"attention_bias", "INT64"}},
-    {"BiasOfBools",
-     [](auto& m) {
-       AddRaw(m, "attention_bias", "BOOL", {3, 3}, 1);
-     },
-     kInvalid,
-     {"attention_bias", "BOOL"}},
-    {"SinksForOtherHeads",
-     [](auto& m) { AddRaw(m, "head_sink", "FP32", {2}); },
-     kInvalid,
-     {"head_sink", "[2]", "[1]"}},
-    {"UnknownNormalizer",
-     [](auto& m) { Parameter(m, "normalizer").set_string_param("entmax16"); },
-     kInvalid,
-     {"normalizer", "'entmax16'", "sparsemax"}},
-    {"NormalizerOfAnotherKind",
-     [](auto& m) { Parameter(m, "normalizer").set_int64_param(1); },
-     kInvalid,
-     {"normalizer is 1", "sparsemax"}},
-    {"AlphaForOtherHeads",
-     [](auto& m) {
-       Parameter(m, "normalizer").set_string_param("entmax");
-       AddRaw(m, "head_alpha", "FP32", {2});
-     },
-     kInvalid,
-     {"head_alpha", "[2]", "[1]"}},
-    {"AlphaTwice",
-     [](auto& m) {
-       Parameter(m, "normalizer").set_string_param("entmax");
-       Parameter(m, "alpha").set_double_param(1.5);
-       AddRaw(m, "head_alpha", "FP32", {1});
-     },
-     kInvalid,
-     {"alpha is given twice"}},
-    {"BucketsForOtherHeads",
-     [](auto& m) {
-       AddRaw(m, "bias_table", "FP32", {8, 2});
-     },
-     kInvalid,
-     {"bias_table", "[8, 2]", "[buckets, 1]"}},
     {"LengthsOfFloats",
      [](auto& m) { AddRaw(m, "nonpad_kv_seqlen", "FP32", {1}); },
      kInvalid,
      {"nonpad_kv_seqlen", "FP32", "INT64"}},
-    {"TooManyLengths",
-     [](auto& m) { AddRaw(m, "nonpad_kv_seqlen", "INT64", {2}, 8); },
-     kInvalid,
-     {"nonpad_kv_seqlen", "2", "1"}},
     {"SharedMemory",
      [](auto& m) {
        Share(*m.mutable_inputs(0), "r", 0, 48);
@@ -1129,27 +748,24 @@ const Refusal kRefusals[] = {
      [](auto& m) { Parameter(m, "is_casual").set_bool_param(true); },
      kInvalid,
      {"is_casual"}},
+    {"PresentValuesInKeys",
+     [](auto& m) {
+       m.mutable_inputs()->RemoveLast();
+       m.mutable_raw_input_contents()->RemoveLast();
+       Parameter(m, "v_head_size").set_int64_param(3);
+       m.add_outputs()->set_name("present_value");
+     },
+     kInvalid,
+     {"present_value", "v_head_size"}},
     {"ParameterNotSet", [](auto& m) { Parameter(m, "scale"); }, kInvalid, {"scale", "not set"}},
     {"ScaleOfWords",
      [](auto& m) { Parameter(m, "scale").set_string_param("large"); },
      kInvalid,
      {"scale", "large", "number"}},
-    {"ScaleNotFinite",
-     [](auto& m) { Parameter(m, "scale").set_string_param("nan"); },
-     kInvalid,
-     {"scale", "nan"}},
     {"ScaleOfBool",
      [](auto& m) { Parameter(m, "scale").set_bool_param(true); },
      kInvalid,
      {"scale", "true"}},
-    {"SoftcapNegative",
-     [](auto& m) { Parameter(m, "softcap").set_double_param(-1); },
-     kInvalid,
-     {"softcap", "-1"}},
-    {"CausalTwo",
-     [](auto& m) { Parameter(m, "is_causal").set_int64_param(2); },
-     kInvalid,
-     {"is_causal", "2"}},
     {"HeadsOfDouble",
      [](auto& m) { Parameter(m, "q_num_heads").set_double_param(2); },
      kInvalid,
@@ -1158,26 +774,6 @@ const Refusal kRefusals[] = {
      [](auto& m) { Parameter(m, "q_num_heads").set_uint64_param(~uint64_t{0}); },
      kInvalid,
      {"q_num_heads", "18446744073709551615"}},
-    {"ModeFour",
-     [](auto& m) { Parameter(m, "qk_matmul_output_mode").set_int64_param(4); },
-     kInvalid,
-     {"qk_matmul_output_mode", "4", "3 (weights)"}},
-    {"PrecisionInt8",
-     [](auto& m) { Parameter(m, "softmax_precision").set_int64_param(3); },
-     kInvalid,
-     {"softmax_precision", "3", "FP64", "its code in ONNX"}},
-    {"WindowTooSmall",
-     [](auto& m) { Parameter(m, "left_window_size").set_int64_param(-2); },
-     kInvalid,
-     {"left", "-2"}},
-    {"DropoutOfEverything",
-     [](auto& m) { Parameter(m, "dropout_probability").set_double_param(1); },
-     kInvalid,
-     {"dropout_probability is 1"}},
-    {"SeedNegative",
-     [](auto& m) { Parameter(m, "dropout_seed").set_int64_param(-1); },
-     kInvalid,
-     {"dropout_seed is -1; it must be a whole number of at least 0"}},
     {"TimeoutNegative",
      [](auto& m) { Parameter(m, "timeout").set_int64_param(-1); },
      kInvalid,
@@ -1213,19 +809,6 @@ INSTANTIATE_TEST_SUITE_P(All, OipRefusalTest, ::testing::ValuesIn(kRefusals),
                          [](const auto& info) { return std::string(info.param.name); });
 
 const Refusal kBackwardRefusals[] = {
-    {"NoOutputGradient",
-     [](auto& m) {
-       m.mutable_inputs()->RemoveLast();
-       m.mutable_raw_input_contents()->RemoveLast();
-     },
-     kInvalid,
-     {"dY is missing"}},
-    {"OutputWithoutLse",
-     [](auto& m) {
-       AddRaw(m, "Y", "FP32", {1, 1, 3, 4});
-     },
-     kInvalid,
-     {"Y of the forward pass is set but lse is not"}},
     {"UnknownInput",
      [](auto& m) { AddRaw(m, "dX", "FP32", {1}); },
      kInvalid,
@@ -1234,17 +817,6 @@ const Refusal kBackwardRefusals[] = {
      [](auto& m) { m.add_outputs()->set_name("Y"); },
      kInvalid,
      {"unknown output Y; the outputs are dQ, dK, dV, d_attn_mask,"}},
-    {"GradientTwice",
-     [](auto& m) {
-       m.add_outputs()->set_name("dQ");
-       m.add_outputs()->set_name("dQ");
-     },
-     kInvalid,
-     {"output dQ is requested twice"}},
-    {"GradientOfAnAbsentInput",
-     [](auto& m) { m.add_outputs()->set_name("d_past_key"); },
-     kInvalid,
-     {"d_past_key is wanted, but past_key is not given"}},
     {"ScoreMode",
      [](auto& m) { Parameter(m, "qk_matmul_output_mode").set_int64_param(0); },
      kInvalid,
