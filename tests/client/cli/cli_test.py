@@ -21,7 +21,6 @@ import xml.etree.ElementTree
 import ml_dtypes
 import numpy as np
 import pytest
-from lsh_oracle import lsh_attention
 from rapt_server import RaptServer
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "client/examples"))
@@ -193,31 +192,6 @@ def test_attend_takes_every_layout(rapt, save, load, where):
 
 
 @EVERYWHERE
-def test_attend_takes_a_past_and_key_lengths(rapt, save, load, where):
-    q, k, v = draw(1, 2, 2, 3, 8), draw(2, 2, 2, 7, 8), draw(3, 2, 2, 7, 8)
-    save(q=q, pk=k[:, :, :4], k=k[:, :, 4:], pv=v[:, :, :4], v=v[:, :, 4:])
-    rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--past-key=pk.npy",
-         "--past-value=pv.npy", "--causal", "-o=y.npy", *where)  # fmt: skip
-    close(load("y.npy"), oracle(q, k, v, visible=np.tril(np.ones((3, 7), bool), 4))[0])
-    lengths = np.array([7, 2], "i4")
-    save(k=k, v=v, lengths=lengths)
-    rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--key-lengths=lengths.npy", "-o=y.npy",
-         *where)  # fmt: skip
-    visible = np.arange(7)[None, None, None, :] < lengths[:, None, None, None]
-    close(load("y.npy"), oracle(q, k, v, visible=visible)[0])
-
-
-@EVERYWHERE
-def test_a_padded_row_equals_the_row_alone(rapt, save, load, where):
-    x, length = draw(1, 2, 2, 6, 8), 4
-    save(x=x, alone=x[1:, :, :length], lengths=np.array([6, length]))
-    for flags in (["--causal"], ["--causal", "--bottom-right"], ["--window=1,1"], ["--alibi"], ["--rope-theta=100"]):
-        rapt("attend", "--q=x.npy", "--key-lengths=lengths.npy", "-o=y.npy", *flags, *where)
-        rapt("attend", "--q=alone.npy", "-o=want.npy", *flags, *where)
-        close(load("y.npy")[1:, :, :length], load("want.npy"))
-
-
-@EVERYWHERE
 def test_alignments_of_one_query(rapt, save, load, where):
     save(q=draw(1, 1, 2, 1, 8), k=draw(2, 1, 2, 5, 8), lengths=np.array([3]))
 
@@ -234,129 +208,6 @@ def test_alignments_of_one_query(rapt, save, load, where):
     assert seen("--key-lengths=lengths.npy", "--onnx-alignment") == 3 * [True] + 2 * [False]
     both = ["--q=q.npy", "-o=y.npy", "--bottom-right", "--onnx-alignment", *where]
     assert "queries have one alignment" in rapt("attend", *both, code=USAGE).stderr
-
-
-@EVERYWHERE
-def test_attend_with_a_sink_of_zero_is_attention_with_one_more_key_of_zeros(rapt, save, load, where):
-    q, k, v = draw(1, 2, 4, 3, 8), draw(2, 2, 4, 7, 8), draw(3, 2, 4, 7, 8)
-    save(q=q, k=k, v=v, sink=np.zeros(4, "f4"))
-    rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--head-sink=sink.npy", "-o=y.npy", *where)
-    k, v = (np.concatenate([x, np.zeros_like(x[:, :, :1])], axis=2) for x in (k, v))
-    close(load("y.npy"), oracle(q, k, v)[0])
-
-
-@EVERYWHERE
-def test_attend_with_values_in_keys(rapt, save, load, where):
-    q, k = draw(1, 2, 4, 5, 8), draw(2, 2, 1, 9, 8)
-    save(q=q, k=k)
-    files = ["--q=q.npy", "--k=k.npy", "-o=y.npy", *where]
-    rapt("attend", *files, "--v-head-size=6")
-    close(load("y.npy"), oracle(q, k, k[..., :6])[0])
-    assert "from 1 to 8" in rapt("attend", *files, "--v-head-size=9", code=CALL_FAILED).stderr
-
-
-@EVERYWHERE
-def test_attend_with_a_bias_by_distance(rapt, save, load, where):
-    q, k, v = draw(1, 1, 4, 5, 8), draw(2, 1, 4, 9, 8), draw(3, 1, 4, 9, 8)
-    distance = np.arange(9)[None, :] - np.arange(5)[:, None]
-    slopes = np.array([0.25, 0.0625, 0.015625, 0.00390625], "f4")
-    clipped, buckets = draw(4, 4, 7).astype("f4"), draw(5, 8, 4).astype("f4")
-    save(q=q, k=k, v=v, slopes=slopes, clipped=clipped, buckets=buckets)
-    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
-    alibi = oracle(q, k, v, bias=-slopes[:, None, None] * abs(distance))[0]
-    rapt("attend", *files, "--alibi")
-    close(load("y.npy"), alibi)
-    rapt("attend", *files, "--alibi-slopes=slopes.npy")
-    close(load("y.npy"), alibi)
-    rapt("attend", *files, "--relative-bias=clipped.npy")
-    close(load("y.npy"), oracle(q, k, v, bias=clipped[:, 3 + np.clip(distance, -3, 3)])[0])
-    # Buckets of |j - p|: 0, 1, 2 to 3, 4 and more; later keys use the second half.
-    bucket = np.array([0, 1, 2, 2, 3, 3, 3, 3, 3])[abs(distance)] + 4 * (distance > 0)
-    rapt("attend", *files, "--bias-table=buckets.npy", "--bidirectional", "--max-distance=8", "--scale=1")
-    close(load("y.npy"), oracle(q, k, v, bias=buckets[bucket].transpose(2, 0, 1), scale=1)[0])
-    refused = rapt("attend", *files, "--alibi", "--relative-bias=clipped.npy", code=CALL_FAILED)
-    assert "at most one" in refused.stderr
-
-
-def rotated(x, cos, sin, interleaved=False):
-    """Rotates the first 2 * cos.shape[-1] numbers of [B, H, S, D] by angles [B or 1, S, r / 2]."""
-    cos, sin, pairs = cos[:, None], sin[:, None], cos.shape[-1]
-    first = np.s_[..., 0 : 2 * pairs : 2] if interleaved else np.s_[..., :pairs]
-    second = np.s_[..., 1 : 2 * pairs : 2] if interleaved else np.s_[..., pairs : 2 * pairs]
-    y = x.copy()
-    y[first] = x[first] * cos - x[second] * sin
-    y[second] = x[second] * cos + x[first] * sin
-    return y
-
-
-@EVERYWHERE
-def test_attend_with_rotary_embedding(rapt, save, load, where):
-    q, k, v = draw(1, 2, 4, 5, 8), draw(2, 2, 4, 9, 8), draw(3, 2, 4, 9, 8)
-    angles = np.arange(12)[:, None] * 100.0 ** (-np.arange(3) / 3)
-    cos, sin = np.cos(angles), np.sin(angles)
-    ids = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]], "i4")
-    save(q=q, k=k, v=v, cos=cos.astype("f4"), sin=sin.astype("f4"), ids=ids)
-    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
-    want = oracle(rotated(q, cos[None, :5], sin[None, :5]), rotated(k, cos[None, :9], sin[None, :9]), v)[0]
-    rapt("attend", *files, "--rope-theta=100", "--rotary-embedding-dim=6")
-    close(load("y.npy"), want)
-    caches = ["--cos-cache=cos.npy", "--sin-cache=sin.npy", "--rotary-embedding-dim=6"]
-    rapt("attend", *files, *caches)
-    close(load("y.npy"), want)
-    rapt("attend", *files, *caches, "--interleaved", "--position-ids=ids.npy", "--rotary-queries-only")
-    close(load("y.npy"), oracle(rotated(q, cos[ids], sin[ids], interleaved=True), k, v)[0])
-    refused = rapt("attend", *files, *caches, "--rope-theta=100", code=CALL_FAILED)
-    assert "cos_cache and attention.rope_theta are both set" in refused.stderr
-
-
-def entmax(scores, alpha):
-    """max((alpha - 1) s - tau, 0)^(1 / (alpha - 1)) of each row, by bisection."""
-    scaled = (alpha - 1) * scores
-    high = scaled.max(-1, keepdims=True)
-    low = high - 1
-    for _ in range(60):
-        tau = (low + high) / 2
-        is_low = (np.maximum(scaled - tau, 0) ** (1 / (alpha - 1))).sum(-1, keepdims=True) >= 1
-        low, high = np.where(is_low, tau, low), np.where(is_low, high, tau)
-    return np.maximum(scaled - low, 0) ** (1 / (alpha - 1))
-
-
-@EVERYWHERE
-def test_attend_with_another_normalizer(rapt, save, load, where):
-    q, k, v = draw(1, 1, 2, 5, 8), draw(2, 1, 2, 9, 8), draw(3, 1, 2, 9, 8)
-    alphas = np.array([1.5, 1.25], "f4")
-    save(q=q, k=k, v=v, alphas=alphas)
-    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", "--weights=w.npy", *where]
-    scores = q.astype("f8") @ k.astype("f8").swapaxes(-1, -2) * 8**-0.5
-    for flags, alpha in [
-        (["--normalizer=sparsemax"], 2),
-        (["--normalizer=entmax15"], 1.5),
-        (["--normalizer=entmax", "--alpha=1.75"], 1.75),
-        (["--normalizer=entmax", "--head-alpha=alphas.npy"], alphas[:, None, None].astype("f8")),
-    ]:
-        rapt("attend", *files, *flags)
-        want = entmax(scores, alpha)
-        close(load("w.npy"), want)
-        close(load("y.npy"), want @ v)
-    assert "softmax or sparsemax" in rapt("attend", *files, "--normalizer=max", code=USAGE).stderr
-    refused = rapt("attend", *files, "--normalizer=sparsemax", "--alpha=2", code=CALL_FAILED)
-    assert "it must be entmax" in refused.stderr
-
-
-@EVERYWHERE
-def test_attend_with_vectors_by_distance(rapt, save, load, where):
-    q, k, v, r = draw(1, 2, 4, 5, 8), draw(2, 2, 4, 9, 8), draw(3, 2, 4, 9, 6), draw(6, 2, 4, 5, 8)
-    keys, values = draw(4, 4, 7, 8).astype("f4"), draw(5, 1, 5, 6).astype("f4")
-    save(q=q, k=k, v=v, r=r, keys=keys, values=values)
-    distance = np.arange(9)[None, :] - np.arange(5)[:, None]
-    scores = np.einsum("bhid,hijd->bhij", r, keys[:, 3 + np.clip(distance, -3, 3)]) / np.sqrt(8)
-    want, weights = oracle(q, k, v, bias=scores)[:2]
-    want = want + np.einsum("bhij,ijd->bhid", weights, values[0, 2 + np.clip(distance, -2, 2)])
-    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
-    rapt("attend", *files, "--relative-keys=keys.npy", "--relative-values=values.npy", "--relative-query=r.npy")
-    close(load("y.npy"), want)
-    refused = rapt("attend", *files, "--relative-query=r.npy", code=CALL_FAILED)
-    assert "relative_keys" in refused.stderr
 
 
 @EVERYWHERE
@@ -420,80 +271,6 @@ def test_patterns(rapt, save, load, tmp_path):
     assert "heads is 2147483648; it must be from 1 to 2147483647" in large
 
 
-@EVERYWHERE
-def test_attend_with_additive_scores(rapt, save, load, where):
-    q, k, v = draw(1, 1, 4, 5, 8), draw(2, 1, 4, 9, 8), draw(3, 1, 4, 9, 8)
-    weight = draw(4, 4, 8).astype("f4")
-    save(q=q, k=k, v=v, weight=weight)
-    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
-    rapt("attend", *files, "--score-function=additive", "--additive-weight=weight.npy")
-    scores = (weight[:, None, None] * np.tanh(q[:, :, :, None] + k[:, :, None])).sum(-1)
-    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    close(load("y.npy"), weights @ v)
-    refused = rapt("attend", *files, "--score-function=additive", code=CALL_FAILED)
-    assert "additive_weight is missing" in refused.stderr
-    refused = rapt("attend", *files, "--score-function=concat", code=USAGE)
-    assert "dot_product or additive" in refused.stderr
-
-
-@EVERYWHERE
-def test_rotary(rapt, save, load, where):
-    x = draw(1, 2, 4, 5, 8)
-    angles = np.arange(9)[:, None] * 50.0 ** (-np.arange(4) / 4)
-    cos, sin = np.cos(angles).astype("f4"), np.sin(angles).astype("f4")
-    ids = np.array([[3, 1, 4, 1, 5], [8, 2, 6, 5, 3]], "i4")
-    save(x=x, cos=cos, sin=sin, ids=ids, flat=x.transpose(0, 2, 1, 3).reshape(2, 5, 32))
-    rapt("run", "rotary_embedding", "--x=x.npy", "--rope-theta=50", "-o=y.npy", *where)
-    want = rotated(x, cos[None, :5], sin[None, :5])
-    close(load("y.npy"), want)
-    rapt("run", "rotary_embedding", "--x=flat.npy", "--num-heads=4", "--rope-theta=50", "-o=y.npy", *where)
-    close(load("y.npy"), want.transpose(0, 2, 1, 3).reshape(2, 5, 32))
-    caches = ["--cos-cache=cos.npy", "--sin-cache=sin.npy", "--position-ids=ids.npy"]
-    rapt("run", "rotary_embedding", "--x=x.npy", *caches, "--interleaved", "-o=y.npy", *where)
-    close(load("y.npy"), rotated(x, cos[ids], sin[ids], interleaved=True))
-    ids[1, 2] = 9
-    save(ids=ids)
-    refused = rapt("run", "rotary_embedding", "--x=x.npy", *caches, "-o=y.npy", *where, code=CALL_FAILED)
-    assert "position_ids[1, 2] is 9; it must be from 0 to 8" in refused.stderr
-
-
-@EVERYWHERE
-def test_positions(rapt, save, load, tmp_path, where):
-    x, table = draw(1, 2, 5, 6), draw(2, 7, 6)
-    save(x=x, table=table)
-    angles = np.arange(5)[:, None] * 100.0 ** (-(np.arange(6) // 2 * 2) / 6)
-    rapt("run", "positional_encoding", "--x=x.npy", "--base=100", "-o=y.npy", *where)
-    close(load("y.npy"), x + np.where(np.arange(6) % 2 == 0, np.sin(angles), np.cos(angles)))
-    rapt("run", "positional_encoding", "--x=x.npy", "--table=table.npy", "-o=y.npy", *where)
-    close(load("y.npy"), x + table[:5])
-    np.savez(tmp_path / "in.npz", x=x, table=table)  # members of the flags' names
-    rapt("run", "positional_encoding", "--x=in.npz", "--table=in.npz", "-o=y.npz", *where)
-    close(load("y.npz")["y"], x + table[:5])
-    refused = rapt("run", "positional_encoding", "--x=x.npy", "--base=-1", "-o=y.npy", *where, code=CALL_FAILED)
-    assert "base is -1; it must be positive and finite" in refused.stderr
-
-
-def recurrence(q, k, v, decay=None, beta=None, state=None, lengths=None, scale=None):
-    """Y and the last state of linear attention over [B, T, H, D], token by token, in float64."""
-    q, k, v = (np.asarray(x, "f8") for x in (q, k, v))
-    batch, tokens, heads, size = k.shape
-    state = np.zeros((batch, heads, size, v.shape[-1])) if state is None else state.astype("f8")
-    y = np.zeros((batch, tokens, q.shape[2], v.shape[-1]))
-    for b in range(batch):
-        for t in range(tokens if lengths is None else lengths[b]):
-            for h in range(heads):
-                if decay is not None:
-                    state[b, h] *= np.exp(decay[b, t, h])
-                u = v[b, t, h]
-                if beta is not None:
-                    u = beta[b, t, h] * (u - k[b, t, h] @ state[b, h])
-                state[b, h] += np.outer(k[b, t, h], u)
-            for h in range(q.shape[2]):
-                s = state[b, h * heads // q.shape[2]]
-                y[b, t, h] = (scale or size**-0.5) * (q[b, t, h] @ s)
-    return y, state
-
-
 LINEAR = pytest.mark.parametrize(
     "where", [["--local"], [], ["--stream"], ["--stream", "--chunk=3"]], ids=["local", "remote", "stream", "chunks"]
 )
@@ -503,65 +280,82 @@ SELF = ("--query=x.npy", "--key=x.npy", "--value=x.npy")
 ONE_HEAD = ("run", "linear_attention", "--q-num-heads=1", "--kv-num-heads=1")
 
 
-def flat(x):
-    return x.reshape(*x.shape[:2], -1)
+# Flags of `rapt attend` that `rapt run` has in another form.
+@EVERYWHERE
+@pytest.mark.parametrize(
+    "attend, run",
+    [
+        ("--mask=mask.npy --causal", "--attn-mask=integers.npy --is-causal --alignment=top_left"),
+        ("--key-lengths=lengths.npy --causal --onnx-alignment", "--nonpad-kv-seqlen=lengths.npy --is-causal"),
+        ("--window=2,1 --prefix-keys=1", "--left-window-size=2 --right-window-size=1 --prefix-keys=1 --alignment=top_left"),
+        ("--rope-theta=500 --rotary-queries-only", "--rope-theta=500 --rotary-keys=false"),
+    ],
+)
+def test_attend_and_run_mean_the_same(rapt, save, load, where, attend, run):
+    mask = np.random.default_rng(4).random((3, 5)) < 0.7
+    save(q=draw(1, 2, 4, 3, 8), k=draw(2, 2, 2, 5, 8), v=draw(3, 2, 2, 5, 6), mask=mask, integers=mask.astype("i4"),
+         lengths=np.array([5, 4]))  # fmt: skip
+    qkv = ["--q=q.npy", "--k=k.npy", "--v=v.npy"]
+    rapt("attend", *qkv, *attend.split(), "-o=want.npy", *where)
+    rapt("run", "attention", *qkv, *run.split(), "-o=y.npy", *where)
+    np.testing.assert_array_equal(load("y.npy"), load("want.npy"))
 
 
-@LINEAR
-@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-def test_linear(rapt, save, load, rule, where):
-    batch, tokens, heads = 2, 10, 2
-    q, k, v = draw(1, batch, tokens, 4, 5), 0.3 * draw(2, batch, tokens, heads, 5), draw(3, batch, tokens, heads, 6)
-    state = draw(4, batch, heads, 5, 6)
-    gates = {}
-    if rule.startswith("gated"):
-        gates["decay"] = -np.abs(draw(5, batch, tokens, heads))
-    if rule.endswith("delta"):
-        gates["beta"] = np.abs(draw(6, batch, tokens, heads))
-    lengths = np.array([10, 7])
-    save(q=flat(q), k=flat(k), v=flat(v), state=state, lengths=lengths, **gates)
-    files = ["--query=q.npy", "--key=k.npy", "--value=v.npy", *(f"--{g}={g}.npy" for g in gates)]
-    call = ["run", "linear_attention", f"--update-rule={rule}", "--q-num-heads=4", "--kv-num-heads=2", *files]
-    rapt(*call, "-o=y.npy", *where)
-    close(load("y.npy"), flat(recurrence(q, k, v, **gates)[0]))
-    options = ["--past-state=state.npy", "--nonpad-kv-seqlen=lengths.npy", "--scale=0.5", "--chunk-size=4"]
-    ran = rapt(*call, *options, "-o=out.npz", "--present-state=out.npz", "--json", *where)
-    y, after = recurrence(q, k, v, **gates, state=state, lengths=lengths, scale=0.5)
-    close(load("out.npz")["output"], flat(y))
-    close(load("out.npz")["present_state"], after)
+@EVERYWHERE
+def test_run_refuses_an_output_that_the_call_lacks(rapt, save, where):
+    save(q=draw(1, 2, 4, 3, 8))
+    refused = rapt("run", "attention", "--q=q.npy", "--k=q.npy", "--v-head-size=6", "-o=y.npy", "--present-value=v.npy",
+                   *where, code=CALL_FAILED)  # fmt: skip
+    assert "output present_value is requested; there is none with v_head_size" in refused.stderr
+
+
+@EVERYWHERE
+def test_run_takes_members_of_archives_and_fewer_axes(rapt, tmp_path, load, where):
+    x, table = draw(1, 24, 6), draw(2, 24, 6)
+    np.savez(tmp_path / "in.npz", x=x, table=table, q=x, v=x)  # members of the flags' names
+    rapt("run", "positional_encoding", "--x=in.npz", "--table=in.npz", "-o=y.npz", *where)
+    close(load("y.npz")["y"], x + table)
+    ran = rapt("run", "lsh_attention", "--q=in.npz", "--v=in.npz", "--chunk-length=6", "--seed=7", "-o=out.npz",
+               "--buckets=out.npz", "--json", *where)  # fmt: skip
     report = json.loads(ran.stdout)
-    assert [output["shape"] for output in report["outputs"]] == [[2, 10, 24], [2, 2, 5, 6]]
-    assert report["path"] == ("stream" if "--stream" in where else "message")
+    assert [(output["name"], output["shape"]) for output in report["outputs"]] == [("y", [24, 6]), ("buckets", [1, 24])]
+    assert load("out.npz")["y"].shape == (24, 6) and load("out.npz")["buckets"].shape == (1, 24)
 
 
-@LINEAR
-def test_linear_with_features(rapt, save, load, where):
-    q, k, v = np.abs(draw(1, 1, 9, 1, 4)), np.abs(draw(2, 1, 9, 1, 4)), draw(3, 1, 9, 1, 3)
-    before, sums = draw(4, 1, 4, 3), np.abs(draw(5, 1, 4))
-    save(q=q[0, :, 0], k=k[0, :, 0], v=v[0, :, 0], before=before, sums=sums)
-    files = ["--query=q.npy", "--key=k.npy", "--value=v.npy", "--past-state=before.npy", "--past-normalizer=sums.npy"]
-    rapt(*ONE_HEAD, "--update-rule=linear", "--feature-map=relu", "--normalize", *files, "-o=y.npy",
-         "--present-state=s.npy", "--present-normalizer=z.npy", *where)  # fmt: skip
-    y, state = recurrence(q, k, v, state=before[None], scale=1)
-    z = sums + np.cumsum(k[0, :, 0], axis=0)
-    close(load("y.npy"), y[0, :, 0] / (q[0, :, 0] * z).sum(-1, keepdims=True))
-    close(load("s.npy"), state[0])
-    close(load("z.npy"), z[-1:])
+STREAMS = pytest.mark.parametrize("stream", [["--stream"], ["--stream", "--chunk=3"]], ids=["stream", "chunks"])
 
 
-@LINEAR
-def test_linear_writes_states_of_several_heads(rapt, save, load, where):
-    x = draw(1, 6, 8)
-    save(x=x, flat=draw(2, 32))
-    call = ["run", "linear_attention", "--update-rule=linear", "--q-num-heads=2", "--kv-num-heads=2", *SELF, *where]
-    rapt(*call, "--state-type=fp64", "-o=y.npy", "--present-state=s.npy")
-    q = x[None].reshape(1, 6, 2, 4)
-    y, state = recurrence(q, q, q)
-    close(load("y.npy"), flat(y)[0])
-    close(load("s.npy"), state[0], 1e-5)
-    assert load("s.npy").dtype == np.float64 and load("s.npy").shape == (2, 4, 4)
-    refused = rapt(*call, "--query=flat.npy", "-o=y.npy", code=CALL_FAILED).stderr
-    assert "query has shape [32]; it must be [B, T, H * d]" in refused
+@STREAMS
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--update-rule=linear --scale=0.5",
+        "--update-rule=gated --decay=decay.npy --chunk-size=4",
+        "--update-rule=delta --beta=beta.npy --past-state=state.npy",
+        "--decay=decay.npy --beta=beta.npy --nonpad-kv-seqlen=lengths.npy",
+        "--update-rule=linear --feature-map=relu --normalize --past-state=state.npy --past-normalizer=sums.npy "
+        "--present-normalizer=FILE",
+    ],
+)
+def test_linear_in_a_stream(rapt, save, load, flags, stream):
+    save(q=draw(1, 2, 10, 20), k=0.3 * draw(2, 2, 10, 10), v=draw(3, 2, 10, 12), decay=-np.abs(draw(5, 2, 10, 2)),
+         beta=np.abs(draw(6, 2, 10, 2)), state=draw(4, 2, 2, 5, 6), sums=np.abs(draw(7, 2, 2, 5)), lengths=np.array([10, 7]))  # fmt: skip
+    call = ["run", "linear_attention", "--q-num-heads=4", "--kv-num-heads=2", "--query=q.npy", "--key=k.npy", "--value=v.npy"]
+    for file, where in (("want.npz", ["--local"]), ("got.npz", [*stream, "--json"])):
+        options = flags.replace("FILE", file).split()
+        ran = rapt(*call, *options, f"-o={file}", f"--present-state={file}", *where)
+    assert json.loads(ran.stdout)["path"] == "stream"
+    want, got = load("want.npz"), load("got.npz")
+    assert set(got) == set(want)
+    for name in want:
+        close(got[name], want[name], 1e-5)
+
+
+@EVERYWHERE
+def test_linear_says_how_well_it_estimates(rapt, save, where):
+    save(x=draw(1, 20, 8))
+    call = [*ONE_HEAD, "--update-rule=linear", "--feature-map=favor", *SELF, "-o=y.npy", "--error-rows=20"]
+    assert "of the exact rows" in rapt(*call, *where).stdout
 
 
 @LINEAR
@@ -576,27 +370,11 @@ def test_linear_reads_members_of_archives(rapt, tmp_path, load, where):
     assert not load("y.npy")[1, 4:].any()
 
 
-@EVERYWHERE
-def test_linear_estimates_softmax_and_says_how_well(rapt, save, load, where):
-    x, projection = 0.3 * draw(1, 20, 8), draw(2, 64, 8)
-    save(x=x, projection=projection)
-    call = [*ONE_HEAD, "--update-rule=linear", "--feature-map=favor", *SELF, "-o=y.npy", "--error-rows=20"]
-    not_causal = "--is-causal=false"
-    for options in (["--num-features=512", "--seed=3"], ["--projection=projection.npy"], ["--num-features=512", not_causal]):
-        error = json.loads(rapt(*call, *options, "--json", *where).stdout)["relative_error"]
-        exact = oracle(*3 * [x[None, None]], visible=None if not_causal in options else triangle(20, 20))[0][0, 0]
-        want = np.linalg.norm(load("y.npy") - exact) / np.linalg.norm(exact)
-        np.testing.assert_allclose(error, want, rtol=1e-3)
-    assert "of the exact rows" in rapt(*call, *where).stdout
-
-
 @LINEAR
 def test_linear_refuses_what_does_not_fit(rapt, save, where):
     save(x=draw(1, 4, 6), i=np.arange(3), long=np.array([9]))
     call = [*ONE_HEAD, "--update-rule=gated", *SELF, "-o=y.npy"]
     for flags, code, message in [
-        (["--update-rule=favor"], USAGE, "--update-rule is 'favor'; it takes gated_delta or linear or gated or delta"),
-        (["--state-type=int8"], USAGE, "--state-type is 'int8'; it takes FP32, FP16, BF16 or FP64"),
         (["--normalize=maybe"], USAGE, "--normalize is 'maybe'; it takes true, false, 1 or 0"),
         (["--mask=x.npy"], USAGE, "unknown flag --mask"),
         (["--stream", "--local"], USAGE, "--stream needs a server"),
@@ -604,98 +382,16 @@ def test_linear_refuses_what_does_not_fit(rapt, save, where):
         (["--chunk=0", "--stream"], USAGE, "--chunk is 0; it must be at least 1"),
         (["--stream", "--error-rows=3"], USAGE, "--stream and --error-rows are mutually exclusive"),
         (["--stream", "--is-causal=false"], USAGE, "--stream and --is-causal=false are mutually exclusive"),
-        (["--seed=-1"], USAGE, "--seed is '-1'; it takes a whole number of at least 0"),
         (["--priority=1", "--local"], USAGE, "--local has no server"),
         (["--present-state=y.npy"], USAGE, "--output and --present-state both name y.npy"),
         (["--decay=i.npy"], USAGE, "decay has type int64; it must be float16"),
         (["--nonpad-kv-seqlen=x.npy"], USAGE, "nonpad_kv_seqlen has type float32"),
         ([], CALL_FAILED, "decay is missing; update_rule is gated"),
         (["--stream"], CALL_FAILED, "decay is missing; update_rule is gated"),
-        (["--update-rule=linear", "--local", "--q-num-heads=4"], CALL_FAILED, "q_num_heads is 4"),
-        (["--update-rule=linear", "--q-num-heads=0"], CALL_FAILED, "q_num_heads is 0"),
         (["--update-rule=linear", "--nonpad-kv-seqlen=long.npy", *where], CALL_FAILED, "nonpad_kv_seqlen[0] is 9; it must be"),
     ]:
         refused = rapt(*call, *flags, code=code).stderr
         assert message in refused, (flags, refused)
-
-
-@EVERYWHERE
-def test_attention_by_its_table(rapt, save, load, where):
-    mask = np.random.default_rng(4).random((3, 5)) < 0.7
-    mask[:, 0] = True
-    save(q=draw(1, 2, 4, 3, 8), k=draw(2, 2, 2, 5, 8), v=draw(3, 2, 2, 5, 6), mask=mask, integers=mask.astype("i4"),
-         added=draw(5, 3, 5), ids=np.array([[4, 5, 6], [0, 1, 2]]), keys=np.arange(10).reshape(2, 5),
-         lengths=np.array([5, 4]), selected=np.array([[0, 1], [2, 3], [4, -1]])[None, None].repeat(2, 0))  # fmt: skip
-    qkv = ["--q=q.npy", "--k=k.npy", "--v=v.npy"]
-    for attend, run in [
-        (["--mask=mask.npy", "--causal", "--lse=lse.npy"], ["--attn-mask=integers.npy", "--is-causal", "--lse=lse.npy"]),
-        (["--mask=added.npy", "--softcap=3"], ["--attn-mask=added.npy", "--softcap=3", "--alignment=top_left"]),
-        (["--key-lengths=lengths.npy", "--causal", "--onnx-alignment"], ["--nonpad-kv-seqlen=lengths.npy", "--is-causal"]),
-        (["--rope-theta=500", "--position-ids=ids.npy", "--key-position-ids=keys.npy"],
-         ["--rope-theta=500", "--position-ids=ids.npy", "--key-position-ids=keys.npy", "--rotary-keys=true"]),
-        (["--selected-indices=selected.npy", "--scores=raw.npy"], ["--selected-indices=selected.npy", "--qk-matmul-output=raw.npy"]),
-    ]:  # fmt: skip
-        rapt("attend", *qkv, *attend, "-o=want.npy", *where)
-        others = [load(name) for name in ("lse.npy", "raw.npy") if any(name in flag for flag in attend)]
-        rapt("run", "attention", *qkv, *run, "-o=y.npy", *where)
-        np.testing.assert_array_equal(load("y.npy"), load("want.npy"))
-        for other, name in zip(others, [name for name in ("lse.npy", "raw.npy") if any(name in flag for flag in attend)]):
-            np.testing.assert_array_equal(load(name), other)
-    rapt("run", "attention", *qkv, "-o=y.npy", "--present-key=present.npy", *where)
-    np.testing.assert_array_equal(load("present.npy"), load("k.npy"))
-    call = ["run", "attention", *qkv[:2], "--v-head-size=6", "-o=y.npy"]
-    message = "output present_value is requested; there is none with v_head_size"
-    assert message in rapt(*call, "--present-value=v2.npy", *where, code=CALL_FAILED).stderr
-    assert "V is missing" in rapt("run", "attention", *qkv[:2], "-o=y.npy", *where, code=CALL_FAILED).stderr
-    rapt("run", "attention", *qkv[:2], "--v-head-size=6", "-o=y.npy", *where)
-    assert load("y.npy").shape == (2, 4, 3, 6)
-
-
-@EVERYWHERE
-def test_gradients_by_their_table(rapt, save, load, where):
-    save(q=draw(1, 2, 4, 3, 8), k=draw(2, 2, 2, 5, 8), v=draw(3, 2, 2, 5, 6), bias=draw(4, 4, 3, 5), dy=draw(5, 2, 4, 3, 6))
-    call = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "--attention-bias=bias.npy", "--softcap=3"]
-    rapt("attend", *call, "--grad=dy.npy", "--gradients=dq,dv,d_attention_bias", "-o=want.npz", *where)
-    rapt("run", "attention_backward", *call, "--dy=dy.npy", "-o=got.npz", "--dv=got.npz", "--d-attention-bias=got.npz", *where)
-    want, got = load("want.npz"), load("got.npz")
-    assert set(got) == {"dq", "dv", "d_attention_bias"}
-    for name in got:
-        close(got[name], want[name], 1e-5)
-
-
-@EVERYWHERE
-def test_lsh(rapt, save, load, where):
-    x, v = draw(1, 2, 2, 24, 6), draw(2, 2, 2, 24, 5)
-    rotations, lengths = draw(3, 1, 6, 3, 2), np.array([24, 20])
-    save(x=x, v=v, rotations=rotations, lengths=lengths)
-    call = ["run", "lsh_attention", "--q=x.npy", "--v=v.npy", "--num-hashes=3", "--chunk-length=6", *where]
-    ran = rapt(*call, "--rotations=rotations.npy", "--num-buckets=4", "--is-causal", "--nonpad-kv-seqlen=lengths.npy",
-               "--chunks-before=1", "--chunks-after=1", "--scale=0.5", "-o=out.npz", "--buckets=out.npz",
-               "--json")  # fmt: skip
-    y, buckets = lsh_attention(x, v, rotations, 6, before=1, after=1, scale=0.5, is_causal=True, lengths=lengths)
-    close(load("out.npz")["y"], y, 1e-5)
-    np.testing.assert_array_equal(load("out.npz")["buckets"], buckets)
-    report = json.loads(ran.stdout)
-    assert [(output["name"], output["shape"]) for output in report["outputs"]] == [
-        ("y", [2, 2, 24, 5]),
-        ("buckets", [2, 2, 3, 24]),
-    ]
-    rapt(*call, "--seed=7", "-o=a.npy")
-    rapt(*call, "--seed=7", "-o=b.npy", *([] if where else ["--local"]))
-    rapt(*call, "--seed=8", "-o=c.npy")
-    np.testing.assert_array_equal(load("a.npy"), load("b.npy"))
-    assert np.abs(load("a.npy") - load("c.npy")).max() > 1e-3
-
-
-@EVERYWHERE
-def test_lsh_in_the_simple_form(rapt, save, load, where):
-    q, k, v, rotations = draw(1, 16, 4), draw(2, 16, 4), draw(3, 16, 3), draw(4, 1, 4, 2, 4)
-    save(q=q, k=k, v=v, rotations=rotations)
-    rapt("run", "lsh_attention", "--form=simple", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--rotations=rotations.npy",
-         "--num-hashes=2", "--chunk-length=4", "-o=y.npy", "--buckets=b.npy", *where)  # fmt: skip
-    y, buckets = lsh_attention(q[None, None], v[None, None], rotations, 4, k=k[None, None])
-    close(load("y.npy"), y[0, 0], 1e-5)
-    np.testing.assert_array_equal(load("b.npy"), buckets[0, 0])
 
 
 def self_attention_of(tensors, x, heads, visible=True):
@@ -837,25 +533,6 @@ def test_layer_helps_with_the_models_of_the_document(rapt):
         assert f"{naming}: {models};" in text
     texts = re.search(r"in text_config of: ([^.]*)\.", text)[1]
     assert f"the models {texts}," in " ".join(document.split())
-
-
-def test_lsh_refuses_what_does_not_fit(rapt, save):
-    save(x=draw(1, 8, 6))
-    call = ["run", "lsh_attention", "--q=x.npy", "--v=x.npy", "-o=y.npy", "--chunk-length=4", "--num-hashes=1"]
-    for flags, code, message in [
-        (["--form=hash"], USAGE, "--form is 'hash'; it takes reformer or simple"),
-        (["--heads=2"], USAGE, "unknown flag --heads"),
-        (["--seed=-1"], USAGE, "--seed is '-1'; it takes a whole number of at least 0"),
-        (["--priority=1", "--local"], USAGE, "--local has no server"),
-        (["--buckets=y.npy"], USAGE, "--output and --buckets both name y.npy"),
-        ([], CALL_FAILED, "rotations is missing; it or seed must be given"),
-        (["--k=x.npy"], CALL_FAILED, "K is given"),
-        (["--chunk-length=3"], CALL_FAILED, "chunk_length is 3"),
-        (["--chunk-length=3", "--local"], CALL_FAILED, "chunk_length is 3"),
-        (["--form=simple", "--k=x.npy", "--is-causal"], CALL_FAILED, "is_causal"),
-    ]:
-        refused = rapt(*call, *flags, code=code).stderr
-        assert message in refused, (flags, refused)
 
 
 @EVERYWHERE
