@@ -181,34 +181,6 @@ TEST(ResolveTest, OutputsHaveTheDocumentedTypes) {
   }
 }
 
-TEST(ResolveTest, AttributesArriveInTheProblem) {
-  const Problem problem = MustResolve(Rank4([](OperatorCall& c) {
-                            c.scale = 0.3;
-                            c.softcap = 12;
-                            c.is_causal = true;
-                            c.alignment = Alignment::kBottomRight;
-                            c.left_window_size = 5;
-                            c.right_window_size = 2;
-                            c.softmax_in_fp64 = true;
-                            c.dropout = Dropout{0.25, 77};
-                            c.score_output = ScoreOutput::kSoftcapped;
-                            c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2}};
-                          })).problem;
-  EXPECT_EQ(problem.scale, 0.3);
-  EXPECT_EQ(problem.effective_scale(), 0.3);
-  EXPECT_EQ(problem.softcap, 12);
-  EXPECT_TRUE(problem.causal);
-  EXPECT_EQ(problem.alignment, Alignment::kBottomRight);
-  EXPECT_EQ(problem.left_window, 5);
-  EXPECT_EQ(problem.right_window, 2);
-  EXPECT_TRUE(problem.softmax_in_fp64);
-  ASSERT_TRUE(problem.dropout.has_value());
-  EXPECT_EQ(problem.dropout->probability, 0.25);
-  EXPECT_EQ(problem.dropout->seed, 77u);
-  EXPECT_EQ(problem.score_output, ScoreOutput::kSoftcapped);
-  EXPECT_TRUE(problem.has_key_lengths);
-}
-
 TEST(ResolveTest, TheDefaultsAreThoseOfTheOperator) {
   const Problem problem = MustResolve(Rank4()).problem;
   EXPECT_EQ(problem.effective_scale(), 0.125);

@@ -130,24 +130,6 @@ def test_states_that_grow_equal_onnxruntime(backend_client, rule, per_key):
         assert_close(got, want)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_chunks_and_steps_agree(backend_client, rule):
-    call = Call(rule, 130)
-    output, state = call.answer(backend_client)
-    for chunk_size in (1, 16, 33, 1000):
-        for got, want in zip(call.answer(backend_client, chunk_size=chunk_size), (output, state)):
-            assert_close(got, want)
-    parts, last = [], None
-    for begin, end in ((0, 100), (100, 101), (101, 102), (102, 130)):
-        arrays = {name: array[:, begin:end] for name, array in call.arrays.items()}
-        if last is not None:
-            arrays["past_state"] = last
-        part, last = call.answer(backend_client, arrays)
-        parts.append(part)
-    assert_close(np.concatenate(parts, axis=1), output)
-    assert_close(last, state)
-
-
 def features(x, call, projection=None):
     """The feature map of [B, T, H, d]."""
     if call == "elu1":
@@ -202,21 +184,6 @@ def test_favor_estimates_softmax(backend_client):
     assert errors[512] < errors[32] / 2
 
 
-def test_half_types(backend_client):
-    call = Call("gated_delta", 70)
-    halves = {name: array.astype(np.float16) for name, array in call.arrays.items()}
-    want, state = call.answer(
-        backend_client, {name: array.astype(np.float64) for name, array in halves.items()}
-    )
-    got, got_state = call.answer(backend_client, halves)
-    assert (got.dtype, got_state.dtype) == (np.float16, np.float16)
-    assert_close(got, want)
-    assert_close(got_state, state)
-    got, got_state = call.answer(backend_client, halves, state_type=1)
-    assert got_state.dtype == np.float32
-    assert_close(got_state, state)
-
-
 def test_padding_leaves_the_state_alone(backend_client):
     call = Call("gated_delta", 40)
     lengths = np.array([0, 25])
@@ -234,10 +201,7 @@ def test_padding_leaves_the_state_alone(backend_client):
     (
         ({"decay": None}, {}, "decay is missing; update_rule is gated_delta, which needs it"),
         ({}, {"update_rule": "delta"}, "decay is given; update_rule is delta, which does not take it"),
-        ({}, {"update_rule": "fast"}, "parameter update_rule is 'fast'; it must be gated_delta or linear or gated or delta"),
-        ({}, {"kv_num_heads": 3}, "kv_num_heads is 3; with value"),
         ({}, {"window": 3}, "unknown request parameter window"),
-        ({}, {"feature_map": "cos"}, "parameter feature_map is 'cos'; it must be none or elu1 or relu or favor"),
         ({"nonpad_kv_seqlen": np.array([3, 9])}, {}, "nonpad_kv_seqlen[1] is 9; it must be from 0 to the length 5"),
     ),
 )

@@ -28,43 +28,6 @@ absl::StatusOr<ModelResult> Decode(const std::string& response,
                      Parse<inference::ModelInferResponse>(response));
 }
 
-TEST(InferCodecTest, AMinimalCallHasOnlyItsInputs) {
-  const auto request =
-      EncodeInfer({.model = "positional_encoding", .inputs = {{"X", Halves("xxxx")}}});
-  ASSERT_TRUE(request.ok()) << request.status();
-  EXPECT_TRUE(MessageDifferencer::Equals(*request, Parse<inference::ModelInferRequest>(R"(
-      model_name: "positional_encoding"
-      inputs { name: "X" datatype: "FP16" shape: [1, 1, 2, 1] }
-      raw_input_contents: "xxxx")")))
-      << request->DebugString();
-}
-
-TEST(InferCodecTest, EncodesEveryKindOfParameter) {
-  const int64_t lengths[] = {0x6161616161616161};
-  const auto request = EncodeInfer(
-      {.model = "lsh_attention",
-       .inputs = {{"Q", Halves("qqqq")}, {"nonpad_kv_seqlen", View<int64_t>({1}, lengths)}},
-       .parameters = {{"form", "simple"},
-                      {"num_hashes", 2},
-                      {"is_causal", true},
-                      {"scale", 0.5},
-                      {"seed", uint64_t{1} << 63}},
-       .outputs = {"Y", "buckets"}});
-  ASSERT_TRUE(request.ok()) << request.status();
-  EXPECT_TRUE(MessageDifferencer::Equals(*request, Parse<inference::ModelInferRequest>(R"(
-      model_name: "lsh_attention"
-      inputs { name: "Q" datatype: "FP16" shape: [1, 1, 2, 1] }
-      inputs { name: "nonpad_kv_seqlen" datatype: "INT64" shape: [1] }
-      raw_input_contents: ["qqqq", "aaaaaaaa"]
-      parameters { key: "form" value { string_param: "simple" } }
-      parameters { key: "num_hashes" value { int64_param: 2 } }
-      parameters { key: "is_causal" value { bool_param: true } }
-      parameters { key: "scale" value { double_param: 0.5 } }
-      parameters { key: "seed" value { uint64_param: 9223372036854775808 } }
-      outputs { name: "Y" } outputs { name: "buckets" })")))
-      << request->DebugString();
-}
-
 TEST(InferCodecTest, ALayerIsAModel) {
   LayerCall call{.model = "encoder", .query = Halves("qqqq"), .key_lengths = {0x6161616161616161}};
   call.mask = Halves("mmmm");

@@ -22,11 +22,9 @@ namespace rapt::client {
 namespace {
 
 using test::ServerProcess;
-using testing::AllOf;
 using testing::Contains;
 using testing::Each;
 using testing::ElementsAre;
-using testing::ElementsAreArray;
 using testing::FieldsAre;
 using testing::FloatNear;
 using testing::HasSubstr;
@@ -47,17 +45,6 @@ std::vector<float> HeadsOutside() {
   for (int64_t h = 0; h < kHeads; ++h) {
     for (int64_t s = 0; s < kLength; ++s) {
       for (int64_t d = 0; d < kSize; ++d) values.push_back(ValueAt(h, s, d));
-    }
-  }
-  return values;
-}
-
-std::vector<float> HeadsInside(const std::vector<float>& outside) {
-  std::vector<float> values;
-  for (int64_t s = 0; s < kLength; ++s) {
-    for (int64_t h = 0; h < kHeads; ++h) {
-      const auto row = outside.begin() + (h * kLength + s) * kSize;
-      values.insert(values.end(), row, row + kSize);
     }
   }
   return values;
@@ -162,27 +149,12 @@ TEST_F(ServedClientTest, ReturnsTheGradientsOfTheHandComputedExample) {
   EXPECT_THAT(refused.message(), HasSubstr("head_sink is not given"));
 }
 
-TEST_F(ServedClientTest, RotatesATensor) {
-  // One pair, turned by the angle of its position: 0 and 1.
+// operator_calls_test has the calls that are valid.
+TEST_F(ServedClientTest, ModelCallsNameWhatIsWrong) {
   const std::vector<float> x = {1, 0, 1, 0};
   ModelCall call{.model = "rotary_embedding",
                  .inputs = {{"X", View<float>({1, 1, 2, 2}, x)}},
                  .parameters = {{"rope_theta", 10000.0}}};
-  const absl::StatusOr<ModelResult> result = client_->Infer(call);
-  ASSERT_TRUE(result.ok()) << result.status();
-  const Tensor& y = result->outputs.at("Y");
-  EXPECT_EQ(y.shape(), (Shape{1, 1, 2, 2}));
-  EXPECT_THAT(ToFloats(y), Pointwise(FloatNear(1e-6F),
-                                     std::vector<float>{1, 0, std::cos(1.0F), std::sin(1.0F)}));
-  const std::vector<int64_t> ids = {0, 2};
-  const std::vector<float> cache = {1, 1};
-  call.parameters.clear();
-  call.inputs.emplace_back("cos_cache", View<float>({2, 1}, cache));
-  call.inputs.emplace_back("sin_cache", View<float>({2, 1}, cache));
-  call.inputs.emplace_back("position_ids", View<int64_t>({1, 2}, ids));
-  const absl::Status refused = client_->Infer(call).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("position_ids[0, 1] is 2"));
   call.inputs[0].second.shape = {1, 1, 2, 4};
   EXPECT_THAT(
       std::string(client_->Infer(call).status().message()),
@@ -287,93 +259,6 @@ TEST_F(ServedClientTest, AnErrorEndsAStreamOfTokens) {
   EXPECT_EQ(stream->Attend(call).status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(ServedClientTest, MeasuresTheErrorOfRandomFeatures) {
-  std::vector<float> x(64);
-  for (size_t n = 0; n < x.size(); ++n) x[n] = static_cast<float>(n % 7) * 0.1F;
-  LinearCall call{.query = View<float>({1, 8, 8}, x),
-                  .key = View<float>({1, 8, 8}, x),
-                  .value = View<float>({1, 8, 8}, x),
-                  .query_heads = 2,
-                  .kv_heads = 2,
-                  .update_rule = UpdateRule::kLinear,
-                  .causal = false,
-                  .feature_map = FeatureMap::kFavor,
-                  .num_features = 256,
-                  .seed = 3,
-                  .state_type = DType::kFloat64,
-                  .error_rows = 16,
-                  .want_present_normalizer = true};
-  const absl::StatusOr<LinearResult> result = client_->LinearAttend(call);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_GT(*result->relative_error, 0);
-  EXPECT_LT(*result->relative_error, 0.2);
-  EXPECT_EQ(result->present_normalizer->dtype(), DType::kFloat64);
-  EXPECT_EQ(result->present_normalizer->shape(), (Shape{1, 2, 256}));
-  EXPECT_FALSE(result->present_state);
-}
-
-TEST_F(ServedClientTest, AttendsToWhatHashesAlike) {
-  // Two clusters of keys; the rotation tells them apart. Each value is the number of its token.
-  const std::vector<float> q = {9, -9, 9, -9, 9, -9, 9, -9}, v = {0, 1, 2, 3, 4, 5, 6, 7},
-                           rotation = {1};
-  ModelCall call{.model = "lsh_attention",
-                 .inputs = {{"Q", View<float>({1, 1, 8, 1}, q)},
-                            {"V", View<float>({1, 1, 8, 1}, v)},
-                            {"rotations", View<float>({1, 1, 1, 1}, rotation)}},
-                 .parameters = {{"num_buckets", 2}, {"chunk_length", 4}, {"chunks_before", 0}},
-                 .outputs = {"Y", "buckets"}};
-  const absl::StatusOr<ModelResult> result = client_->Infer(call);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->outputs.at("buckets").values<int32_t>(), ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
-  // A token is hidden from itself: the mean of the three others of its cluster.
-  EXPECT_THAT(
-      result->outputs.at("Y").values<float>(),
-      Pointwise(FloatNear(1e-5), {4.F, 5.F, 10 / 3.F, 13 / 3.F, 8 / 3.F, 11 / 3.F, 2.F, 3.F}));
-
-  call.inputs[2] = {"K", View<float>({1, 1, 8, 1}, q)};
-  call.parameters = {{"form", "simple"},
-                     {"num_hashes", 2},
-                     {"chunk_length", 4},
-                     {"scale", 0.5},
-                     {"seed", uint64_t{3}}};
-  call.outputs.clear();
-  const absl::StatusOr<ModelResult> simple = client_->Infer(call);
-  ASSERT_TRUE(simple.ok()) << simple.status();
-  EXPECT_EQ(simple->outputs.count("buckets"), 0u);
-  EXPECT_EQ(simple->outputs.at("Y").shape(), (Shape{1, 1, 8, 1}));
-
-  call.parameters["is_causal"] = true;
-  EXPECT_THAT(std::string(client_->Infer(call).status().message()), HasSubstr("is_causal"));
-}
-
-TEST_F(ServedClientTest, AddsAPositionalEncoding) {
-  const std::vector<float> x = {0, 0, 1, 1}, table = {5, 6, 7, 8};
-  ModelCall call{.model = "positional_encoding", .inputs = {{"X", View<float>({2, 2}, x)}}};
-  const absl::StatusOr<ModelResult> y = client_->Infer(call);
-  ASSERT_TRUE(y.ok()) << y.status();
-  EXPECT_THAT(ToFloats(y->outputs.at("Y")),
-              Pointwise(FloatNear(1e-6F),
-                        std::vector<float>{0, 1, 1 + std::sin(1.0F), 1 + std::cos(1.0F)}));
-  call.inputs.emplace_back("table", View<float>({2, 2}, table));
-  const absl::StatusOr<ModelResult> learned = client_->Infer(call);
-  ASSERT_TRUE(learned.ok()) << learned.status();
-  EXPECT_THAT(ToFloats(learned->outputs.at("Y")), ElementsAre(5, 6, 8, 9));
-}
-
-TEST_F(ServedClientTest, LayoutsGiveTheSameResult) {
-  const std::vector<float> expected = ToFloats(Attend(SelfAttention()).y);
-  const std::vector<float> inside = HeadsInside(x_);
-  const TensorView bshd = View<float>({1, kLength, kHeads, kSize}, inside);
-  const AttendResult from_bshd = Attend({.q = bshd, .k = bshd, .v = bshd, .layout = Layout::kBshd});
-  EXPECT_EQ(from_bshd.y.shape(), (Shape{1, kLength, kHeads, kSize}));
-  EXPECT_EQ(ToFloats(from_bshd.y), HeadsInside(expected));
-  const TensorView bse = View<float>({1, kLength, kHeads * kSize}, inside);
-  const AttendResult from_bse =
-      Attend({.q = bse, .k = bse, .v = bse, .query_heads = kHeads, .kv_heads = kHeads});
-  EXPECT_EQ(from_bse.y.shape(), (Shape{1, kLength, kHeads * kSize}));
-  EXPECT_EQ(ToFloats(from_bse.y), HeadsInside(expected));
-}
-
 TEST_F(ServedClientTest, EveryMaskTypeHidesTheSameKeys) {
   const int32_t int32s[] = {1, 0, 1};
   const int64_t int64s[] = {1, 0, 1};
@@ -395,94 +280,6 @@ TEST_F(ServedClientTest, EveryMaskTypeHidesTheSameKeys) {
   for (const TensorView& mask : masks) {
     call.mask = mask;
     EXPECT_EQ(WeightsOf(call), expected) << NameOf(mask.dtype);
-  }
-}
-
-TEST_F(ServedClientTest, PositionHidesKeys) {
-  AttendCall call = SelfAttention();
-  call.window = {.left = 0, .right = 0};
-  EXPECT_THAT(WeightsOf(call), ElementsAre(1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 1));
-
-  const std::vector<float> q(x_.begin(), x_.begin() + kSize);
-  const TensorView keys = View<float>({1, 1, kLength, kSize}, absl::MakeConstSpan(x_).first(12));
-  AttendCall one_query{.q = View<float>({1, 1, 1, kSize}, q), .k = keys, .v = keys, .causal = true};
-  EXPECT_THAT(WeightsOf(one_query), ElementsAre(1, 0, 0));
-  one_query.alignment = Alignment::kBottomRight;
-  EXPECT_THAT(WeightsOf(one_query), Each(testing::Gt(0.0f)));
-
-  const int64_t lengths[] = {1};
-  call = SelfAttention();
-  call.key_lengths = lengths;
-  EXPECT_THAT(WeightsOf(call),
-              ElementsAreArray({1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0}));
-  call.causal = true;
-  EXPECT_THAT(WeightsOf(call),
-              ElementsAreArray({1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0}));
-  call.alignment = Alignment::kOnnx;  // moves the queries two keys to the left
-  EXPECT_THAT(WeightsOf(call),
-              ElementsAreArray({0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0}));
-}
-
-TEST_F(ServedClientTest, ScaleAndSoftcapReachTheScores) {
-  AttendCall call = SelfAttention();
-  call.scale = 0;
-  EXPECT_THAT(WeightsOf(call), Each(FloatNear(1.0f / 3, 1e-6f)));
-  call.scale = 100;
-  call.softcap = 2;
-  call.score_output = ScoreOutput::kSoftcapped;
-  EXPECT_THAT(ToFloats(*Attend(call).scores), Each(AllOf(testing::Ge(-2.0f), testing::Le(2.0f))));
-}
-
-TEST_F(ServedClientTest, ADecodeStepEqualsTheLastRowOfTheWhole) {
-  AttendCall whole = SelfAttention();
-  whole.causal = true;
-  const std::vector<float> expected = ToFloats(Attend(whole).y);
-
-  std::vector<float> past, last;
-  for (int64_t h = 0; h < kHeads; ++h) {
-    const auto head = x_.begin() + h * kLength * kSize;
-    past.insert(past.end(), head, head + 2 * kSize);
-    last.insert(last.end(), head + 2 * kSize, head + 3 * kSize);
-  }
-  const TensorView token = View<float>({1, kHeads, 1, kSize}, last);
-  const TensorView before = View<float>({1, kHeads, 2, kSize}, past);
-  const AttendResult step = Attend({.q = token,
-                                    .k = token,
-                                    .v = token,
-                                    .past_key = before,
-                                    .past_value = before,
-                                    .causal = true,
-                                    .wants_present = true});
-  for (int64_t h = 0; h < kHeads; ++h) {
-    for (int64_t d = 0; d < kSize; ++d) {
-      EXPECT_NEAR(step.y.values<float>()[h * kSize + d], expected[(h * kLength + 2) * kSize + d],
-                  1e-6)
-          << h << ", " << d;
-    }
-  }
-  EXPECT_EQ(ToFloats(*step.present_key), x_);
-  EXPECT_EQ(ToFloats(*step.present_value), x_);
-}
-
-TEST_F(ServedClientTest, DropoutFollowsItsSeed) {
-  AttendCall call = SelfAttention();
-  call.dropout = Dropout{.probability = 0.5, .seed = 1};
-  const std::vector<float> first = WeightsOf(call);
-  EXPECT_EQ(WeightsOf(call), first);
-  EXPECT_THAT(first, Contains(0.0f));
-  call.dropout->seed = 2;
-  EXPECT_NE(WeightsOf(call), first);
-}
-
-TEST_F(ServedClientTest, OutputsHaveTheInputsType) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
-    const std::vector<std::byte> zeros(kLength * kSize * SizeOf(dtype));
-    const TensorView x{dtype, {1, 1, kLength, kSize}, zeros};
-    const AttendResult result = Attend({.q = x, .k = x, .v = x, .wants_lse = true});
-    EXPECT_EQ(result.y.dtype(), dtype) << NameOf(dtype);
-    ASSERT_TRUE(result.lse.has_value());
-    EXPECT_EQ(result.lse->dtype(), dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32)
-        << NameOf(dtype);
   }
 }
 
