@@ -50,12 +50,9 @@ from ._server import HttpServer, Sent, Server, dtype_name, received
 
 Path = str | os.PathLike[str]
 
-# Fields of rapt_problem that are fields of Attention; the optional ones have a has_ beside them.
-_PLAIN = (
-    "softcap causal alignment softmax_in_fp64 alibi is_bidirectional interleaved rotary_embedding_dim score_function"
-    " normalizer prefix_keys"
-).split()
-_OPTIONAL = "scale max_distance rope_theta rotary_keys alpha".split()
+_OTHERWISE = ("query_heads", "kv_heads", "block_q", "block_k")  # which rapt_problem has in every call
+# Fields of Attention that rapt_problem has, too; the optional ones have a has_ beside them there.
+_OF_PROBLEM = tuple(name for name in _messages.ATTENTION if hasattr(capi.Problem, name) and name not in _OTHERWISE)
 
 
 class _Message(NamedTuple):
@@ -101,8 +98,7 @@ def _attributes(layouts: tuple[tuple[str, Layout], ...], scalars: tuple[tuple[st
     """Checks a call, and returns its message Attention."""
     options = dict(scalars)
     problem = fill(dict(layouts), options).problem
-    fields = {name: getattr(problem, name) for name in _PLAIN}
-    fields |= {name: getattr(problem, name) for name in _OPTIONAL if getattr(problem, f"has_{name}")}
+    fields = {name: getattr(problem, name) for name in _OF_PROBLEM if getattr(problem, f"has_{name}", True)}
     fields |= {name: options.get(name) for name in ("block_q", "block_k", "v_head_size")}
     fields["layout"] = LAYOUTS[layout_of(options, len(dict(layouts)["q"].shape))]
     if fields["layout"] == LAYOUTS["BSE"]:

@@ -62,6 +62,12 @@ def test_fields_are_those_of_the_proto(name):
         assert proto[field] == (number, named(kind)), field
 
 
+# A field that is missing here would be left out of calls, whatever their options say.
+@pytest.mark.parametrize(("name", "left_out"), (("ATTENTION", set()), ("ATTEND_REQUEST", {"priority", "places"})))
+def test_calls_of_attention_have_every_field_of_the_proto(name, left_out):
+    assert set(getattr(_messages, name)) == set(fields_of(MESSAGES[name])) - left_out
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "left_out"),
     (
