@@ -125,9 +125,7 @@ void WarnAboutInputs(DiagnosisReport& report) {
           " values; each visible one propagates to the output", TextOf(input.first_nan)));
     }
     // 0 and -inf have a meaning in a sink; positions may repeat, and so may the rest.
-    if (input.role == Role::kHeadSink || input.dtype == DType::kInt64 ||
-        input.role == Role::kBlockMask || input.role == Role::kSelectedIndices ||
-        input.role == Role::kGlobalMask) {
+    if (input.role == Role::kHeadSink || (input.role != Role::kMask && !IsFloat(input.dtype))) {
       continue;
     }
     const bool may_hide = input.role == Role::kMask || input.role == Role::kBias ||
@@ -161,15 +159,6 @@ void WarnAboutResults(const Problem& p, DiagnosisReport& report) {
   }
 }
 
-// What the text of a problem says of a tensor: "[1,1,5,10]", "FP32" or "FP32[1,1,5,10]".
-std::string TensorText(absl::Span<const int64_t> dims) {
-  return absl::StrCat("[", absl::StrJoin(dims, ","), "]");
-}
-std::string TensorText(DType dtype) { return std::string(NameOf(dtype)); }
-std::string TensorText(const MaskShape& mask) {
-  return TensorText(mask.dtype) + TensorText(mask.dims);
-}
-
 }  // namespace
 
 void NumberSummary::Add(double value) {
@@ -200,7 +189,7 @@ std::string Describe(const Problem& p) {
   std::string text = absl::StrCat("B=", p.batch, " Hq=", p.query_heads, " Hkv=", p.kv_heads,
                                   " Sq=", p.query_length, " Sk=", p.key_length,
                                   " P=", p.past_length, " D=", p.head_size);
-  absl::StrAppend(&text, " Dv=", p.value_head_size, " ", TensorText(p.dtype),
+  absl::StrAppend(&text, " Dv=", p.value_head_size, " ", NameOf(p.dtype),
                   " scale=", p.effective_scale());
   for (const AttributeInfo& info : Attributes()) {
     if (info.attribute != Attribute::kScale) text += TextOf(info, p);
@@ -208,33 +197,19 @@ std::string Describe(const Problem& p) {
   if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom-right");
   const bool is_onnx = p.alignment == Alignment::kOnnx && p.has_key_lengths;
   if (is_onnx) absl::StrAppend(&text, " onnx-alignment");
-  const auto append = [&text](absl::string_view name, const auto& tensor) {
-    if (tensor) absl::StrAppend(&text, " ", name, "=", TensorText(*tensor));
-  };
-  append("mask", p.mask);
-  append("attention-bias", p.bias);
-  append("head-sink", p.head_sink);
-  for (Role role : {Role::kAlibiSlopes, Role::kBiasTable, Role::kRelativeBias, Role::kRelativeKeys,
-                    Role::kRelativeValues, Role::kCosCache, Role::kPositionIds,
-                    Role::kKeyPositionIds, Role::kAdditiveWeight}) {
+  // The sizes above are those of the others.
+  constexpr RoleSet kSized = {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue};
+  for (Role role : kInputs) {
     const RoleInfo& info = InfoOf(role);
-    if (!info.wanted(p)) continue;
+    if (kSized.contains(role) || !info.wanted(p)) continue;
     const std::array<int64_t, 4> dims = info.dims(p);
     // The caches of angles have rank 2 or 3.
-    const bool is_3d = role == Role::kCosCache && !p.rotary_cache->by_position();
-    absl::StrAppend(&text, " ", info.c, "=", TensorText(info.dtype(p)),
-                    TensorText(absl::MakeSpan(dims).first(is_3d ? 3 : info.rank)));
+    const bool is_cache = role == Role::kCosCache || role == Role::kSinCache;
+    const bool is_3d = is_cache && !p.rotary_cache->by_position();
+    absl::StrAppend(&text, " ", info.native, "=", NameOf(info.dtype(p)), "[",
+                    absl::StrJoin(absl::MakeSpan(dims).first(is_3d ? 3 : info.rank), ","), "]");
   }
-  if (p.has_relative_query) absl::StrAppend(&text, " relative_query");
-  append("head-alpha", p.head_alpha);
-  append("block-mask", p.block_mask);
-  if (p.selected) {
-    absl::StrAppend(&text, " selected-indices=",
-                    TensorText({p.batch, p.selected->heads, p.query_length, p.selected->count}));
-  }
-  if (p.has_global_mask) absl::StrAppend(&text, " global-mask");
   if (p.values_in_keys) absl::StrAppend(&text, " values-in-keys");
-  if (p.has_key_lengths) absl::StrAppend(&text, " key-lengths");
   if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
   if (p.q8_0) absl::StrAppend(&text, " q8_0");
   if (p.section && p.section->first_query != 0) {

@@ -372,10 +372,10 @@ TEST(DiagnosisTest, AgreesWithTheOracleOnGroupsPastLengthsAndWindows) {
   EXPECT_THAT(names,
               ElementsAre("Q", "K", "V", "attn_mask", "past_key", "past_value", "attention_bias"));
   ExpectBounds("past_value", report.inputs[5].numbers, inputs.past_value->ToVector());
-  EXPECT_EQ(
-      report.problem,
-      "B=2 Hq=6 Hkv=2 Sq=5 Sk=7 P=3 D=8 Dv=3 FP16 scale=0.353553 causal "
-      "left_window=4 softcap=2 mask=FP32[2,1,5,10] attention-bias=FP32[2,6,5,10] key-lengths");
+  EXPECT_EQ(report.problem,
+            "B=2 Hq=6 Hkv=2 Sq=5 Sk=7 P=3 D=8 Dv=3 FP16 scale=0.353553 causal "
+            "left_window=4 softcap=2 mask=FP32[2,1,5,10] key_lengths=INT64[2] "
+            "attention_bias=FP32[2,6,5,10]");
 }
 
 TEST(DiagnosisTest, WeightsAndRowSumsAreThoseBeforeDropout) {
@@ -469,7 +469,8 @@ TEST(DiagnosisTest, ReportsTheScoresOfRotatedRows) {
   const DiagnosisReport want = MustDiagnose(plain, rotated);
   EXPECT_NEAR(got.raw_scores.max, want.raw_scores.max, 1e-6);
   EXPECT_NEAR(got.raw_scores.min, want.raw_scores.min, 1e-6);
-  EXPECT_THAT(got.problem, HasSubstr("cos_cache=FP32[9,3] position_ids=INT64[2,3]"));
+  EXPECT_THAT(got.problem,
+              HasSubstr("cos_cache=FP32[9,3] sin_cache=FP32[9,3] position_ids=INT64[2,3]"));
 }
 
 TEST(DiagnosisTest, RejectsWhatRunRejects) {
