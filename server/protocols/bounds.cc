@@ -3,13 +3,19 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/reflection.h>
 
+#include <cmath>
+#include <iterator>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "attention/attributes.h"
+#include "attention/operator_schema.h"
 #include "attention/problem.h"
 #include "base/invalid.h"
 #include "base/status_macros.h"
@@ -31,21 +37,14 @@ constexpr IntegerRange kPresentAxis = {1, kMaxAxis};
 
 constexpr FieldBounds kTable[] = {
     // rapt/v1/attention.proto. The library's tables of roles and attributes check what an Attention
-    // and its tensors may have, for all interfaces.
+    // and its tensors may have, for all interfaces; AddAttributes() and AddOperators() add rows.
     {"rapt.v1.SharedMemory.offset", kNotNegative},
     {"rapt.v1.SharedMemory.byte_size", kNotNegative},
     {"rapt.v1.Tensor.shape", kNotNegative, kByDecoder},
-    {"rapt.v1.Window.left", kNotNegative, kByDecoder},
-    {"rapt.v1.Window.right", kNotNegative, kByDecoder},
     {"rapt.v1.Dropout.seed", kAll},
     {"rapt.v1.Attention.query_heads", kAxis, kByDecoder},
     {"rapt.v1.Attention.kv_heads", kAxis, kByDecoder},
-    {"rapt.v1.Attention.max_distance", kPositive, kByDecoder},
     {"rapt.v1.Attention.v_head_size", kPresentAxis, kByDecoder},
-    {"rapt.v1.Attention.rotary_embedding_dim", kNotNegative, kByDecoder},
-    {"rapt.v1.Attention.block_q", kPositive, kByDecoder},
-    {"rapt.v1.Attention.block_k", kPositive, kByDecoder},
-    {"rapt.v1.Attention.prefix_keys", kNotNegative, kByDecoder},
     {"rapt.v1.AttendRequest.key_lengths", kAxis, kByDecoder},
     {"rapt.v1.AttendRequest.priority", kAll},
     {"rapt.v1.StreamMask.shape", kAxis, kByDecoder},
@@ -84,21 +83,15 @@ constexpr FieldBounds kTable[] = {
     {"rapt.v1.LinearAttendRequest.kv_num_heads", kAxis, kByDecoder},
     {"rapt.v1.LinearAttendRequest.chunk_size", kNotNegative, kByDecoder},
     {"rapt.v1.LinearAttendRequest.num_features", kPresentAxis, kByDecoder},
-    {"rapt.v1.LinearAttendRequest.seed", kAll},
     {"rapt.v1.LinearAttendRequest.error_rows", kAxis, kByDecoder},
-    {"rapt.v1.LinearAttendRequest.priority", kAll},
     {"rapt.v1.LshAttendRequest.nonpad_kv_seqlen", kAxis, kByDecoder},
     {"rapt.v1.LshAttendRequest.num_hashes", kAxis, kByDecoder},
     {"rapt.v1.LshAttendRequest.num_buckets", kAxis, kByDecoder},
     {"rapt.v1.LshAttendRequest.chunk_length", kNotNegative, kByDecoder},
     {"rapt.v1.LshAttendRequest.chunks_before", kNotNegative, kByDecoder},
     {"rapt.v1.LshAttendRequest.chunks_after", kNotNegative, kByDecoder},
-    {"rapt.v1.LshAttendRequest.seed", kAll},
-    {"rapt.v1.LshAttendRequest.priority", kAll},
     {"rapt.v1.RotaryEmbedRequest.num_heads", kAxis, kByDecoder},
     {"rapt.v1.RotaryEmbedRequest.rotary_embedding_dim", kAxis, kByDecoder},
-    {"rapt.v1.RotaryEmbedRequest.priority", kAll},
-    {"rapt.v1.EncodePositionsRequest.priority", kAll},
 
     // rapt/v1/cache.proto. A generation is compared; the places of tokens are, with what the layer
     // has.
@@ -159,6 +152,49 @@ constexpr FieldBounds kTable[] = {
     {"grpc.reflection.v1.ExtensionRequest.extension_number", kAll},
     {"grpc.reflection.v1alpha.ExtensionRequest.extension_number", kAll},
 };
+
+// Of an Attention: the integers with a range in the library's table.
+void AddAttributes(const pb::Descriptor& request, std::vector<FieldBounds>& rows) {
+  for (const AttributeInfo& info : Attributes()) {
+    if (info.allowed.empty()) continue;
+    const pb::Descriptor* message = &request;
+    const pb::FieldDescriptor* field = nullptr;
+    for (absl::string_view name : absl::StrSplit(info.native, '.')) {
+      field = message->FindFieldByName(std::string(name));
+      message = field->message_type();
+    }
+    if (field->cpp_type() != pb::FieldDescriptor::CPPTYPE_INT64) continue;
+    IntegerRange range = kAll;
+    range.least = info.absent ? *info.absent + 1 : static_cast<int64_t>(info.least);
+    if (std::isfinite(info.most)) range.most = static_cast<int64_t>(info.most);
+    rows.push_back({field->full_name(), range, kByDecoder});
+  }
+}
+
+// The unsigned integers of the other operators, which may have all values: priority and seeds.
+void AddOperators(const pb::ServiceDescriptor& service, std::vector<FieldBounds>& rows) {
+  for (const OperatorSchema* schema : OperatorSchemas()) {
+    if (schema->method.empty()) continue;
+    const pb::Descriptor& request =
+        *service.FindMethodByName(std::string(schema->method))->input_type();
+    for (int n = 0; n < request.field_count(); ++n) {
+      const pb::FieldDescriptor& field = *request.field(n);
+      if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_UINT64) {
+        rows.push_back({field.full_name(), kAll});
+      }
+    }
+  }
+}
+
+std::vector<FieldBounds> AllRows() {
+  std::vector<FieldBounds> rows(std::begin(kTable), std::end(kTable));
+  const auto* const service =
+      pb::DescriptorPool::generated_pool()->FindServiceByName("rapt.v1.AttentionService");
+  if (service == nullptr) return rows;  // a program may lack a protocol
+  AddAttributes(*service->FindMethodByName("Attend")->input_type(), rows);
+  AddOperators(*service, rows);
+  return rows;
+}
 
 // A field to check, or one whose messages may have such fields.
 struct Checked {
@@ -284,14 +320,17 @@ absl::Status Check(const Checks& all, const pb::Message& message, const Place& p
 
 }  // namespace
 
-absl::Span<const FieldBounds> IntegerBounds() { return kTable; }
+absl::Span<const FieldBounds> IntegerBounds() {
+  static const auto& rows = *new std::vector<FieldBounds>(AllRows());
+  return rows;
+}
 
 absl::Status CheckIntegers(absl::Span<const FieldBounds> table, const pb::Message& message) {
   return Check(ChecksOf(table), message, Place());
 }
 
 absl::Status ParseRequest(const std::string& bytes, pb::Message& request) {
-  static const auto* const checks = new Checks(ChecksOf(kTable));
+  static const auto* const checks = new Checks(ChecksOf(IntegerBounds()));
   if (request.ParseFromString(bytes)) return Check(*checks, request, Place());
   return Invalid("the message is not a valid ", request.GetTypeName());
 }
