@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,6 +15,10 @@
 #include "tests/support/table_values.h"
 
 namespace rapt {
+
+// Failures name roles.
+void PrintTo(Role role, std::ostream* out) { *out << InfoOf(role).onnx; }
+
 namespace {
 
 using ::testing::Each;
