@@ -91,6 +91,7 @@ class GrpcServer(Server):
             ("grpc.primary_user_agent", f"rapt-python/{VERSION}"),
             ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
             ("grpc.enable_http_proxy", 0),
+            ("grpc.http2.lookahead_bytes", 1 << 20),  # answers of up to 1 MiB do not wait for the window
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]

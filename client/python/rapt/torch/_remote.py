@@ -355,10 +355,10 @@ class RemoteCache(ModelCache):
 
         def step(client: Client) -> None:
             members = [n for n, handle in enumerate(self._handles) if handle._caches is client._caches and rows.new[n] > 0]
-            index, sent = torch.arange(len(q)), (q, k, v)
+            index, sent = None, (q, k, v)
             if sum(rows.new[n] for n in members) < len(q):
-                spans = [index[(n + 1) * length - rows.new[n] : (n + 1) * length] for n in members]
-                index = torch.cat(spans) if spans else index[:0]
+                spans = [torch.arange((n + 1) * length - rows.new[n], (n + 1) * length) for n in members]
+                index = torch.cat(spans) if spans else torch.arange(0)
                 sent = q[index], k[index], v[index]
             counts = [(self._handles[n], rows.new[n]) for n in members]
             row_bytes = sum(x[0].nbytes for x in (q, k, v))
@@ -367,7 +367,7 @@ class RemoteCache(ModelCache):
                 part = slice(first, first + sum(item.rows for item in items))
                 answer = client.attend_caches(layer.index, items, *(x[part] for x in sent), **options).y
                 assert answer is not None
-                y[index[part]] = answer
+                y[part if index is None else index[part]] = answer
 
         try:
             self._all(step, self._clients)
