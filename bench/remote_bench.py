@@ -185,7 +185,7 @@ def main():
             model = make_model(dtype)
             name = str(dtype).removeprefix("torch.")
             print(f"\nA step, ms, median and (least), {name}; bytes a token and layer, both ways:\n")
-            print("| sequences | context | sdpa | rapt in process | a server, HTTP | a server, gRPC | two servers, HTTP | bytes |")
+            print("| sequences | context | sdpa | rapt in process | HTTP | gRPC | two servers, HTTP | bytes |")
             print("| --- | --- | --- | --- | --- | --- | --- | --- |")
             for context in contexts:
                 for batch in (1, 4):
@@ -198,13 +198,13 @@ def main():
         for beams in (4,) if quick else (4, 16):
             for url in urls:
                 print(beams_row(model, url, beams, 512, steps), flush=True)
-        print("\nOne layer of a step of 8 short sequences, us, median and (least); the second without queue and compute of the server:\n")
-        print("| transport | a call | beyond the attention |")
+        print("\nOne layer of a step of 8 short sequences, us, median and (least):\n")
+        print("| transport | a call | without queue and compute of the server |")
         print("| --- | --- | --- |")
         for url in urls:
             print(layer_row(make_model(torch.float32, layers=1).config, url, 20 * steps), flush=True)
-        print("\nA step of one layer and sequence, context 4096, float32, keys on the wire or at the server, ms and server CPU ms:\n")
-        print("| transport | wire | at the server | times | CPU, wire | CPU, at the server | times |")
+        print("\nA step of one layer and sequence, context 4096, float32, keys on the wire or at the server, ms:\n")
+        print("| transport | wire | at the server | times | server CPU, wire | at the server | times |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
         for url in urls:
             print(wire_row(servers[0], url, 4096, 5 * steps), flush=True)

@@ -10,7 +10,6 @@ from . import _arrays, _messages
 from ._arrays import A
 from ._http import PEEKED_BYTES, Buffer, Deadline, Retry, Stop, check_url, checked_size, current_stop, retried, room
 from ._messages import BYTES, DOUBLE, INT, TEXT, Method, Schema
-from ._reports import from_json
 from ._server import Inference, Sent, Server, check_names, inference, output_of, parameter, understood
 from ._version import VERSION
 from .errors import Unavailable, error_of_code
