@@ -39,18 +39,12 @@ void SetSoftmaxPrecision(SchemaCall& call, const AttributeValue& value) {
   Of(call).call.softmax_in_fp64 = std::get<DType>(value) == DType::kFloat64;
 }
 
-Dropout& DropoutOf(SchemaCall& call) {
+template <auto kMember>
+void SetDropout(SchemaCall& call, const AttributeValue& value) {
   std::optional<Dropout>& dropout = Of(call).call.dropout;
-  return dropout ? *dropout : dropout.emplace();
-}
-
-void SetDropoutProbability(SchemaCall& call, const AttributeValue& value) {
-  DropoutOf(call).probability = std::get<double>(value);
-}
-
-// A seed alone drops nothing.
-void SetDropoutSeed(SchemaCall& call, const AttributeValue& value) {
-  DropoutOf(call).seed = std::get<uint64_t>(value);
+  if (!dropout) dropout.emplace();
+  auto& member = (*dropout).*kMember;
+  member = std::get<std::decay_t<decltype(member)>>(value);
 }
 
 template <Role kGradient>
@@ -115,10 +109,13 @@ std::vector<AttributeSchema> AttributesOfBoth() {
   rows.push_back({"dropout_probability",
                   double(),
                   {},
-                  SetDropoutProbability,
+                  SetDropout<&Dropout::probability>,
                   "the probability that a weight is dropped"});
-  rows.push_back(
-      {"dropout_seed", uint64_t(), {}, SetDropoutSeed, "of the weights that are dropped"});
+  rows.push_back({"dropout_seed",
+                  uint64_t(),
+                  {},
+                  SetDropout<&Dropout::seed>,
+                  "of the weights that are dropped"});
   return rows;
 }
 

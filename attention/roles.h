@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -172,16 +173,17 @@ class SetOf {
   constexpr SetOf(std::initializer_list<T> members) {
     for (T member : members) Add(member);
   }
+  // A set of roles is one of slots.
+  template <std::same_as<Role> Other>
+  constexpr SetOf(const SetOf<Other>& roles) : bits_(roles.bits()) {}  // NOLINT(*-explicit-*)
 
   constexpr void Add(T member, bool condition = true) {
     bits_ |= uint64_t{condition} << Slot(member).index();
   }
-  template <typename Other>
-  constexpr void Add(const SetOf<Other>& other) {
-    for (Other member : other) Add(T(member));
-  }
+  constexpr void Add(const SetOf& other) { bits_ |= other.bits_; }
   constexpr bool contains(T member) const { return bits_ >> Slot(member).index() & 1; }
   constexpr bool empty() const { return bits_ == 0; }
+  constexpr uint64_t bits() const { return bits_; }
   constexpr Iterator begin() const { return Iterator(bits_); }
   constexpr Iterator end() const { return Iterator(0); }
 

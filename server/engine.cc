@@ -215,9 +215,12 @@ class Engine::PendingCall {
 
   SlotSet CopiedInputs() const {
     if (request_.tensor_operator != nullptr) return request_.tensor_operator->copied_inputs();
-    SlotSet copied;
-    for (Role role : kAllInputs) copied.Add(role, InfoOf(role).source == Source::kStrided);
-    return copied;
+    static const SlotSet kOfAttention = [] {
+      SlotSet copied;
+      for (Role role : kAllInputs) copied.Add(role, InfoOf(role).source == Source::kStrided);
+      return copied;
+    }();
+    return kOfAttention;
   }
 
   int64_t CountChecks() const {

@@ -153,12 +153,9 @@ struct Request {
   std::shared_ptr<const TensorOperator> tensor_operator;
   // The outputs that the request has.
   SlotSet Outputs() const {
+    if (tensor_operator == nullptr) return OutputsOf(call.problem);
     SlotSet outputs;
-    if (tensor_operator == nullptr) {
-      outputs.Add(OutputsOf(call.problem));
-    } else {
-      for (Slot slot : kAllOutputs) outputs.Add(slot, tensor_operator->outputs()[slot].has_value());
-    }
+    for (Slot slot : kAllOutputs) outputs.Add(slot, tensor_operator->outputs()[slot].has_value());
     return outputs;
   }
   // Makes the request one for an operator other than attention.

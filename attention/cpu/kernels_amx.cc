@@ -98,23 +98,9 @@ struct TileUnitProducts {
   }
 };
 
-bool FlashFp32(const FlashTask& task) {
-  const Outcome outcome = FoldTiles<TileUnitProducts>(task);
-  if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32.run(task);
-  return outcome == Outcome::kDone;
-}
-
 }  // namespace
 
-extern const KernelTable kAmxKernels = {{ScratchBytesOf<&KernelTable::flash_fp32>, FlashFp32},
-                                        kFallback<&KernelTable::flash_fp64>,
-                                        TileScratchBytes<TileUnitProducts>,
-                                        Rotate,
-                                        kFallback<&KernelTable::backward_fp32>,
-                                        kFallback<&KernelTable::backward_fp64>,
-                                        StoreRow<float>,
-                                        StoreRow<double>,
-                                        kFallback<&KernelTable::linear_fp32>,
-                                        kFallback<&KernelTable::linear_fp64>};
+extern const KernelTable kAmxKernels =
+    kTableWithTiles<TileUnitProducts, FoldTiles<TileUnitProducts>>;
 
 }  // namespace rapt::cpu

@@ -314,26 +314,14 @@ bool SuitsPairs(const FlashTask& task) {
          task.rotary.rotate == nullptr;
 }
 
-bool FlashFp32(const FlashTask& task) {
+Outcome FoldPairsOrTiles(const FlashTask& task) {
+  if (!SuitsPairs(task)) return FoldTiles<DotTileProducts>(task);
   Scratch scratch(task.scratch);
-  const Outcome outcome =
-      SuitsPairs(task) ? PairFlash(task, scratch).Run() : FoldTiles<DotTileProducts>(task);
-  if (outcome == Outcome::kNotSuited) return kAvx512Kernels.flash_fp32.run(task);
-  return outcome == Outcome::kDone;
+  return PairFlash(task, scratch).Run();
 }
 
 }  // namespace
 
-extern const KernelTable kAvx512Bf16Kernels = {
-    {ScratchBytesOf<&KernelTable::flash_fp32>, FlashFp32},
-    kFallback<&KernelTable::flash_fp64>,
-    TileScratchBytes<DotTileProducts>,
-    Rotate,
-    kFallback<&KernelTable::backward_fp32>,
-    kFallback<&KernelTable::backward_fp64>,
-    StoreRow<float>,
-    StoreRow<double>,
-    kFallback<&KernelTable::linear_fp32>,
-    kFallback<&KernelTable::linear_fp64>};
+extern const KernelTable kAvx512Bf16Kernels = kTableWithTiles<DotTileProducts, FoldPairsOrTiles>;
 
 }  // namespace rapt::cpu

@@ -28,8 +28,8 @@ class AttentionCaller {
 // Computes in this process, on all cores.
 std::unique_ptr<AttentionCaller> NewLocalCaller();
 
-// Sends calls to the server. With `chunk`, streams Attend in chunks of so many rows, 0: as many as
-// the library chooses, and shows the progress on the terminal.
+// Sends calls to the server. With `chunk`, streams Attend in chunks of that many rows and shows the
+// progress on the terminal. If it is 0, the library chooses the rows.
 std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server,
                                                  std::optional<int64_t> chunk = std::nullopt);
 

@@ -3,9 +3,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "attention/half.h"
+#include "base/status_macros.h"
 
 namespace rapt {
 namespace {
@@ -70,26 +73,8 @@ bool StoreBool(const JsonScalar& value, std::byte* place) {
   return Put(static_cast<uint8_t>(*integer), place);
 }
 
-}  // namespace
-
-std::string TextOf(const JsonScalar& value) {
-  if (const bool* const flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
-  if (const auto* const text = std::get_if<absl::string_view>(&value)) {
-    return absl::StrCat("'", text->substr(0, 64), "'");
-  }
-  if (const auto* const real = std::get_if<double>(&value)) return absl::StrCat(*real);
-  if (const auto* const integer = std::get_if<int64_t>(&value)) return absl::StrCat(*integer);
-  return absl::StrCat(std::get<uint64_t>(value));
-}
-
-std::optional<int64_t> IntegerOf(const JsonScalar& value) {
-  if (const auto* const integer = std::get_if<int64_t>(&value)) return *integer;
-  const auto* const natural = std::get_if<uint64_t>(&value);
-  if (natural == nullptr || *natural > std::numeric_limits<int64_t>::max()) return std::nullopt;
-  return static_cast<int64_t>(*natural);
-}
-
-JsonNumbers JsonNumbersOf(DType dtype) {
+// How an element of the type is stored, and what is allowed.
+std::pair<bool (*)(const JsonScalar&, std::byte*), absl::string_view> StorageOf(DType dtype) {
   constexpr absl::string_view kReal =
       R"(it must be a number within the type, "NaN", "Infinity" or "-Infinity")";
   constexpr absl::string_view kInteger = "it must be an integer within the type";
@@ -114,6 +99,43 @@ JsonNumbers JsonNumbersOf(DType dtype) {
       return {StoreInteger<uint8_t>, kInteger};
   }
   return {};
+}
+
+}  // namespace
+
+std::string TextOf(const JsonScalar& value) {
+  if (const bool* const flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* const text = std::get_if<absl::string_view>(&value)) {
+    return absl::StrCat("'", text->substr(0, 64), "'");
+  }
+  if (const auto* const real = std::get_if<double>(&value)) return absl::StrCat(*real);
+  if (const auto* const integer = std::get_if<int64_t>(&value)) return absl::StrCat(*integer);
+  return absl::StrCat(std::get<uint64_t>(value));
+}
+
+std::optional<int64_t> IntegerOf(const JsonScalar& value) {
+  if (const auto* const integer = std::get_if<int64_t>(&value)) return *integer;
+  const auto* const natural = std::get_if<uint64_t>(&value);
+  if (natural == nullptr || *natural > std::numeric_limits<int64_t>::max()) return std::nullopt;
+  return static_cast<int64_t>(*natural);
+}
+
+absl::Status JsonNumbers::Begin(absl::string_view name, const TensorSpec& spec, BufferPool& pool,
+                                int64_t& left) {
+  RAPT_ASSIGN_OR_RETURN(const int64_t bytes, ByteSize(name, spec));
+  std::tie(store_, allowed) = StorageOf(spec.dtype);
+  size_ = SizeOf(spec.dtype);
+  wanted = bytes / size_;
+  if (wanted > left) return absl::OkStatus();
+  left -= wanted;
+  place = pool.Take(bytes);
+  return absl::OkStatus();
+}
+
+bool JsonNumbers::Add(const JsonScalar& value) {
+  ++count;
+  if (place.data() == nullptr || count > wanted) return true;
+  return store_(value, place.data() + (count - 1) * size_);
 }
 
 }  // namespace rapt

@@ -378,10 +378,7 @@ bool Contains(const OutputRequests& all, Slot slot) {
 // Those of a message that requests none.
 OutputRequests UsualOutputs(const ModelInfo& model, const Calls& calls) {
   SlotSet usual = {Role::kY};
-  if (model.model == Model::kAttentionBackward) {
-    usual = {};
-    usual.Add(UsualGradients(AttentionOf(*calls.call)));
-  }
+  if (model.model == Model::kAttentionBackward) usual = UsualGradients(AttentionOf(*calls.call));
   OutputRequests all;
   for (const ModelTensor& output : model.outputs) {
     if (usual.contains(output.slot)) all.push_back({output.name, output.slot, std::nullopt});

@@ -58,10 +58,8 @@ struct InputState {
   bool has_shape = false;
   bool has_datatype = false;
   bool has_data = false;
-  int64_t count = 0;   // values so far
-  int64_t wanted = 0;  // by its shape
   std::optional<DType> dtype;
-  PooledBuffer place;  // null: values are only counted
+  JsonNumbers numbers;
   std::optional<int64_t> binary_size;
 };
 
@@ -202,15 +200,9 @@ class Reader final : public JsonHandler {
     }
     state.dtype = DTypeNamed(spec->datatype());
     if (!state.dtype) return true;  // the codec's error names the types
-    const absl::StatusOr<int64_t> bytes =
-        ByteSize(InputName(), {*state.dtype, Shape(spec->shape().begin(), spec->shape().end())});
-    if (!bytes.ok()) return Fail(bytes.status());
-    state.wanted = *bytes / SizeOf(*state.dtype);
-    // If the JSON has not that many numbers, the count of an input is wrong.
-    if (state.wanted > numbers_left_) return true;
-    numbers_left_ -= state.wanted;
-    state.place = pool_.Take(*bytes);
-    return true;
+    const Shape shape(spec->shape().begin(), spec->shape().end());
+    status_ = state.numbers.Begin(InputName(), {*state.dtype, shape}, pool_, numbers_left_);
+    return status_.ok();
   }
 
   bool OnScalar(const JsonScalar& value) {
@@ -306,13 +298,9 @@ class Reader final : public JsonHandler {
 
   bool OnNumber(const JsonScalar& value) {
     InputState& state = inputs_.back();
-    ++state.count;
-    if (state.place.data() == nullptr || state.count > state.wanted) return true;
-    const JsonNumbers type = JsonNumbersOf(*state.dtype);
-    if (type.store(value, state.place.data() + (state.count - 1) * SizeOf(*state.dtype)))
-      return true;
+    if (state.numbers.Add(value)) return true;
     return Fail(Invalid(InputName(), " has ", TextOf(value), " in data of ", NameOf(*state.dtype),
-                        "; ", type.allowed));
+                        "; ", state.numbers.allowed));
   }
 
  public:
@@ -394,7 +382,7 @@ class Reader final : public JsonHandler {
   std::vector<std::optional<bool>> asked_;  // by output, whether it is to be binary
   std::vector<Place> stack_;
   std::string key_;
-  // That may still get places. A number and what separates it from the next take 2 bytes.
+  // That the rest of the JSON may have. A number and what separates it from the next take 2 bytes.
   int64_t numbers_left_;
   int nesting_ = 0;      // of data
   int64_t skipped_ = 0;  // objects and arrays around what is read that mean nothing
@@ -404,10 +392,11 @@ class Reader final : public JsonHandler {
 };
 
 absl::Status CheckCount(const InputTensor& input, const InputState& state) {
-  if (!state.dtype || state.count == state.wanted) return absl::OkStatus();
-  return Invalid("input ", input.name(), " has ", state.count, " values in data; its shape ",
+  const JsonNumbers& numbers = state.numbers;
+  if (!state.dtype || numbers.count == numbers.wanted) return absl::OkStatus();
+  return Invalid("input ", input.name(), " has ", numbers.count, " values in data; its shape ",
                  ToString(Shape(input.shape().begin(), input.shape().end())), " needs ",
-                 state.wanted);
+                 numbers.wanted);
 }
 
 // Sets the bytes of all inputs that are not in shared memory.
@@ -425,8 +414,9 @@ absl::Status Locate(const MessageBytes& body, int64_t json_bytes, std::vector<In
     }
     if (state.has_data) {
       RAPT_RETURN_IF_ERROR(CheckCount(input, state));
-      fields.raw.emplace_back(state.place.data(), state.place.size());
-      fields.numbers.push_back(std::move(state.place));
+      PooledBuffer& place = state.numbers.place;
+      fields.raw.emplace_back(place.data(), place.size());
+      fields.numbers.push_back(std::move(place));
     } else if (state.binary_size) {
       if (*state.binary_size > body.size - end) {
         return Invalid("input ", input.name(), " has ", kBinarySize, " ", *state.binary_size,
@@ -534,7 +524,7 @@ absl::StatusOr<std::shared_ptr<JsonInfer>> ReadJsonInfer(const MessageBytes& bod
   RAPT_RETURN_IF_ERROR(first.Read(json));
   std::optional<Reader> second;
   if (first.needs_another_pass()) {
-    for (InputState& state : first.inputs()) state.place = {};
+    for (InputState& state : first.inputs()) state.numbers = {};
     RAPT_RETURN_IF_ERROR(second.emplace(json_bytes, pool, &first.message()).Read(json));
   }
   Reader& last = second ? *second : first;

@@ -130,15 +130,12 @@ class ParameterReader {
 
 // Read the parameters of a model's call. They return false if the parameter is none of them.
 
-// A seed alone drops nothing.
 bool ReadOf(const ParameterReader& parameter, std::optional<Dropout>& out) {
   Dropout dropout = out.value_or(Dropout{});
-  if (!parameter.Is("dropout_probability", dropout.probability) &&
-      !parameter.Is("dropout_seed", dropout.seed)) {
-    return false;
-  }
-  out = dropout;
-  return true;
+  const bool is_its = parameter.Is("dropout_probability", dropout.probability) ||
+                      parameter.Is("dropout_seed", dropout.seed);
+  if (is_its) out = dropout;
+  return is_its;
 }
 
 absl::Status Set(const AttributeSchema& attribute, const InferParameter& value, SchemaCall& call) {

@@ -390,8 +390,9 @@ ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& p
     AppendTensor(ColumnsOfTables().tensors[role]->number(), call.outputs[role],
                  PlaceOf(places, role), result.outputs[role], response);
   }
-  response.Append(call.problem.backward ? EndOf<v1::AttendBackwardResponse>(result)
-                                        : EndOf<v1::AttendResponse>(result));
+  const pb::Message& forward = v1::AttendResponse::default_instance();
+  const pb::Message& backward = v1::AttendBackwardResponse::default_instance();
+  response.Append(EndOf(call.problem.backward ? backward : forward, result));
   response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }
@@ -485,6 +486,17 @@ void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds c
                  v1::Timing& timing) {
   timing.set_queue_us(Microseconds(queue_time));
   timing.set_compute_us(Microseconds(compute_time));
+}
+
+std::string EndOf(const pb::Message& type, const Result& result) {
+  const std::unique_ptr<pb::Message> fields(type.New());
+  const pb::Reflection& set = *fields->GetReflection();
+  const auto field = [&](const char* name) { return type.GetDescriptor()->FindFieldByName(name); };
+  set.SetString(fields.get(), field("backend"), NamesOf(result.routing));
+  set.SetString(fields.get(), field("plan"), result.plan);
+  WriteTiming(result.queue_time, result.compute_time,
+              static_cast<v1::Timing&>(*set.MutableMessage(fields.get(), field("timing"))));
+  return fields->SerializeAsString();
 }
 
 const v1::Tensor& TensorOf(const pb::Message& message, Role role) {

@@ -107,15 +107,8 @@ std::string NameOf(v1::DataType code);
 void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds compute_time,
                  v1::Timing& timing);
 
-// The fields of a response that follow its tensors.
-template <typename Response>
-std::string EndOf(const Result& result) {
-  Response fields;
-  fields.set_backend(NamesOf(result.routing));
-  fields.set_plan(result.plan);
-  WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
-  return fields.SerializeAsString();
-}
+// The fields of a response of this type that follow its tensors: backend, plan and timing.
+std::string EndOf(const google::protobuf::Message& type, const Result& result);
 
 // Returns nullopt for unknown codes and the unspecified code.
 std::optional<DType> ToDType(v1::DataType code);

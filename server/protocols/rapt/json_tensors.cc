@@ -137,9 +137,9 @@ class Reader final : public JsonHandler {
   bool end_array() override {
     if (data_depth_ == 0) return Close(']');
     if (--data_depth_ > 0) return true;
-    if (count_ == wanted_ || !numbers_) return AppendPayload();
-    return Fail(absl::StrCat(TensorName(), " has ", count_, " values in data; its shape ",
-                             ToString(known_tensor().shape), " needs ", wanted_));
+    if (numbers_.count == numbers_.wanted || needs_another_pass_) return AppendPayload();
+    return Fail(absl::StrCat(TensorName(), " has ", numbers_.count, " values in data; its shape ",
+                             ToString(known_tensor().shape), " needs ", numbers_.wanted));
   }
 
   void OnInvalid(absl::string_view why) override {
@@ -222,8 +222,7 @@ class Reader final : public JsonHandler {
 
   bool BeginData() {
     data_depth_ = 1;
-    count_ = wanted_ = 0;
-    numbers_.reset();
+    numbers_ = {};
     const TensorState& state = known_tensor();
     if (known_ == nullptr && (state.dtype.empty() || !state.has_shape)) {
       return needs_another_pass_ = true;
@@ -235,16 +234,8 @@ class Reader final : public JsonHandler {
                                "' and numbers in data; it must be FP32, FP16, BF16, FP64, BOOL, "
                                "INT8, UINT8, INT32 or INT64"));
     }
-    const absl::StatusOr<int64_t> bytes = ByteSize(TensorName(), {*dtype, state.shape});
-    if (!bytes.ok()) return Fail(bytes.status().message());
-    numbers_ = JsonNumbersOf(*dtype);
-    size_ = SizeOf(*dtype);
-    wanted_ = *bytes / size_;
-    // If the JSON has not that many numbers, the count is wrong.
-    if (wanted_ > numbers_left_) return true;
-    numbers_left_ -= wanted_;
-    place_ = pool_.Take(*bytes);
-    return true;
+    status_ = numbers_.Begin(TensorName(), {*dtype, state.shape}, pool_, numbers_left_);
+    return status_.ok();
   }
 
   bool OnBase64(const std::string& text) {
@@ -252,15 +243,15 @@ class Reader final : public JsonHandler {
     if (!absl::Base64Unescape(text, &bytes) && !absl::WebSafeBase64Unescape(text, &bytes)) {
       return Fail(absl::StrCat(TensorName(), " has data that is no base64"));
     }
-    place_ = pool_.Take(static_cast<int64_t>(bytes.size()));
-    if (!bytes.empty()) std::memcpy(place_.data(), bytes.data(), bytes.size());
+    numbers_.place = pool_.Take(static_cast<int64_t>(bytes.size()));
+    if (!bytes.empty()) std::memcpy(numbers_.place.data(), bytes.data(), bytes.size());
     return AppendPayload();
   }
 
-  // Writes the placeholder of the payload in `place_`.
+  // Writes the placeholder of the payload in `numbers_`.
   bool AppendPayload() {
     const auto index = static_cast<Placeholder>(parts_.payloads.size());
-    parts_.payloads.push_back(std::move(place_));
+    parts_.payloads.push_back(std::move(numbers_.place));
     std::string placeholder;
     absl::Base64Escape({reinterpret_cast<const char*>(&index), sizeof(index)}, &placeholder);
     AppendJsonString(placeholder, parts_.text);
@@ -319,11 +310,8 @@ class Reader final : public JsonHandler {
   }
 
   bool OnNumber(const JsonScalar& value) {
-    ++count_;
-    if (place_.data() == nullptr || count_ > wanted_) return true;
-    if (numbers_->store(value, place_.data() + (count_ - 1) * size_)) return true;
-    return Fail(
-        absl::StrCat(TensorName(), " has ", TextOf(value), " in data; ", numbers_->allowed));
+    if (numbers_.Add(value)) return true;
+    return Fail(absl::StrCat(TensorName(), " has ", TextOf(value), " in data; ", numbers_.allowed));
   }
 
   bool OnOther(absl::string_view what) {
@@ -344,18 +332,14 @@ class Reader final : public JsonHandler {
   Tensors tensors_;
   std::vector<Level> levels_;
   JsonParts parts_;
-  // That may still get places. A number and what separates it from the next take 2 bytes.
+  // That the rest of the JSON may have. A number and what separates it from the next take 2 bytes.
   int64_t numbers_left_;
   bool needs_another_pass_ = false;
   absl::Status status_;
 
   // Of the data that is being read.
-  int data_depth_ = 0;                  // levels of arrays
-  std::optional<JsonNumbers> numbers_;  // null: numbers are only counted
-  int64_t size_ = 0;                    // of a number
-  int64_t count_ = 0;                   // so far
-  int64_t wanted_ = 0;                  // by the shape
-  PooledBuffer place_;                  // null: numbers are only counted
+  int data_depth_ = 0;  // levels of arrays
+  JsonNumbers numbers_;
 };
 
 absl::StatusOr<JsonParts> ReadParts(const Descriptor& type, absl::string_view json,

@@ -65,7 +65,7 @@ bool Holds(const pb::FieldDescriptor& field, const AttributeSchema& attribute) {
 // An empty request or response of the method.
 const pb::Message& PrototypeOf(const OperatorSchema& schema,
                                const pb::Descriptor* (pb::MethodDescriptor::*type)() const) {
-  const pb::MethodDescriptor* const method = v1::LinearAttendRequest::descriptor()
+  const pb::MethodDescriptor* const method = v1::Tensor::descriptor()
                                                  ->file()
                                                  ->FindServiceByName("AttentionService")
                                                  ->FindMethodByName(std::string(schema.method));
@@ -78,10 +78,7 @@ const pb::Message& PrototypeOf(const OperatorSchema& schema,
 OperatorCodec::OperatorCodec(const OperatorSchema& schema)
     : schema_(schema),
       request_(PrototypeOf(schema, &pb::MethodDescriptor::input_type)),
-      response_(PrototypeOf(schema, &pb::MethodDescriptor::output_type)),
-      backend_(FieldOf(response_, "backend")),
-      plan_(FieldOf(response_, "plan")),
-      timing_(FieldOf(response_, "timing")) {
+      response_(PrototypeOf(schema, &pb::MethodDescriptor::output_type)) {
   for (const TensorSchema& input : schema_.inputs) {
     inputs_.push_back({&input, FieldOf(request_, input.name)});
     if (input.slot == Role::kKeyLengths) continue;
@@ -189,20 +186,9 @@ ResponseMessage OperatorCodec::Encode(const TensorOperator& op, SlotSet wanted,
     AppendTensor(field->number(), *op.outputs()[output->slot], /*place=*/nullptr,
                  result.outputs[output->slot], response);
   }
-  response.Append(EndOf(result));
+  response.Append(EndOf(response_, result));
   response.KeepEncodingMemory(result.encoding_memory);
   return response;
-}
-
-// The fields of a response that follow its tensors.
-std::string OperatorCodec::EndOf(const Result& result) const {
-  const std::unique_ptr<pb::Message> fields(response_.New());
-  const pb::Reflection& set = *fields->GetReflection();
-  set.SetString(fields.get(), backend_, NamesOf(result.routing));
-  set.SetString(fields.get(), plan_, result.plan);
-  WriteTiming(result.queue_time, result.compute_time,
-              static_cast<v1::Timing&>(*set.MutableMessage(fields.get(), timing_)));
-  return fields->SerializeAsString();
 }
 
 const std::vector<OperatorCodec>& OperatorCodecs() {

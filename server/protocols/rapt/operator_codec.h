@@ -66,15 +66,12 @@ class OperatorCodec {
   const google::protobuf::FieldDescriptor* FieldOf(const google::protobuf::Message& message,
                                                    absl::string_view name) const;
 
-  std::string EndOf(const Result& result) const;
-
   const OperatorSchema& schema_;
   const google::protobuf::Message& request_;
   const google::protobuf::Message& response_;
   std::vector<Column<TensorSchema>> inputs_, outputs_, wants_;
   std::vector<Column<AttributeSchema>> attributes_;
   std::vector<wire::PayloadField> payloads_;
-  const google::protobuf::FieldDescriptor *backend_, *plan_, *timing_;  // of the response
 };
 
 // Those of all operators that have a method in their table.

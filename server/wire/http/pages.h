@@ -16,7 +16,7 @@ Router ProbeRoutes(std::function<std::string()> metrics_page, std::function<bool
 void AddOpenApi(Router& router);
 
 // Serves the explorer page of server/web to anybody: the page at "/", its other files below
-// "/explorer/". What the page calls needs a token as usual.
+// "/explorer/". The calls of the page need a token as usual.
 void AddExplorer(Router& router);
 
 }  // namespace rapt::http
