@@ -56,6 +56,11 @@ struct TensorSchema {
   bool any_rank = false;  // not only `rank`
   // The attribute with which a required input, or an output, is absent.
   absl::string_view replaced_by = {};
+  // Of an operator with a state, whose calls may come as streams of messages: each message has its
+  // own part of this input, whose axis 1 is of tokens, or of key lengths those of its tokens.
+  bool per_token = false;
+  // Of an output that is the state after the tokens: the input that continues from it.
+  std::optional<Slot> next_input = std::nullopt;
 };
 
 // A choice is the index of its name, uint8_t.
@@ -73,6 +78,8 @@ struct AttributeSchema {
   int64_t least = std::numeric_limits<int64_t>::min();
   int64_t most = std::numeric_limits<int64_t>::max();
   absl::string_view allowed = {};
+  // Why values other than the default are not for streams, which see no tokens but their own.
+  absl::string_view needs_all = {};
 };
 
 struct OperatorSchema {
@@ -84,6 +91,8 @@ struct OperatorSchema {
   absl::Span<const TensorSchema> inputs, outputs;
   absl::Span<const AttributeSchema> attributes;
   std::unique_ptr<SchemaCall> (*new_call)();
+  // Asks for the outputs that are the state of the call. Null: the operator has no state.
+  void (*want_state)(SchemaCall&) = nullptr;
 };
 
 absl::Span<const OperatorSchema* const> OperatorSchemas();
@@ -119,6 +128,18 @@ constexpr Row Required(Row row) {
 }
 constexpr AttributeSchema OnByDefault(AttributeSchema row) {
   row.takes_value = true;
+  return row;
+}
+constexpr TensorSchema PerToken(TensorSchema row) {
+  row.per_token = true;
+  return row;
+}
+constexpr TensorSchema StateFor(Slot next_input, TensorSchema row) {
+  row.next_input = next_input;
+  return row;
+}
+constexpr AttributeSchema NeedsAll(absl::string_view why, AttributeSchema row) {
+  row.needs_all = why;
   return row;
 }
 constexpr TensorSchema OfAnyRank(TensorSchema row) {

@@ -89,14 +89,15 @@ absl::StatusOr<LoadedInputs> Load(const LayerFlags& flags) {
   return loaded;
 }
 
-Report ReportOf(const LayerFlags& flags, bool is_2d, const client::LayerResult& result) {
+Report ReportOf(const LayerFlags& flags, bool is_2d, const client::Tensor& y,
+                const std::optional<client::Tensor>& weights) {
   Report report;
   const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
     report.outputs.push_back(
         {name, path, tensor, ShapeInFile(tensor.shape(), HeadAxis::kNone, is_2d)});
   };
-  add("y", flags.y, result.y);
-  if (flags.weights) add("weights", *flags.weights, *result.weights);
+  add("y", flags.y, y);
+  if (flags.weights) add("weights", *flags.weights, *weights);
   return report;
 }
 
@@ -110,12 +111,10 @@ absl::StatusOr<Report> ComputeHere(const LayerFlags& flags, const LoadedInputs& 
   if (flags.causal) call.is_causal = true;
   if (flags.dropout) call.dropout = Dropout{*flags.dropout, flags.seed};
   RAPT_ASSIGN_OR_RETURN(const auto op, MakeLayerCall(std::move(layer), call));
-  RAPT_ASSIGN_OR_RETURN(OperatorResult computed,
+  RAPT_ASSIGN_OR_RETURN(const OperatorResult computed,
                         RunHere(BoundCall(op), loaded.inputs.ToArguments(), pool));
-  const client::LayerResult result{
-      *std::move(computed.outputs[Role::kY]),
-      std::move(computed.outputs[flags.average ? kAveragedWeights : kLayerWeights])};
-  Report report = ReportOf(flags, loaded.is_2d, result);
+  Report report = ReportOf(flags, loaded.is_2d, *computed.outputs[Role::kY],
+                           computed.outputs[flags.average ? kAveragedWeights : kLayerWeights]);
   report.backend = computed.backend;
   report.plan = computed.plan;
   return report;
@@ -123,21 +122,25 @@ absl::StatusOr<Report> ComputeHere(const LayerFlags& flags, const LoadedInputs& 
 
 absl::StatusOr<Report> Send(const LayerFlags& flags, const LoadedInputs& loaded,
                             client::Client& server) {
-  const OperatorInputs& inputs = loaded.inputs;
-  client::LayerCall call{.model = flags.model,
-                         .query = *inputs.View(Role::kQ),
-                         .key = inputs.View(Role::kK),
-                         .value = inputs.View(Role::kV),
-                         .mask = inputs.View(Role::kMask),
-                         .key_lengths = inputs.key_lengths,
-                         .input_ids = inputs.View(kInputIds),
-                         .wants_weights = flags.weights.has_value(),
-                         .averages_weights = flags.average,
-                         .priority = flags.caller.priority};
-  if (flags.causal) call.causal = true;
-  if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
-  RAPT_ASSIGN_OR_RETURN(const client::LayerResult result, server.LayerAttend(call));
-  return ReportOf(flags, loaded.is_2d, result);
+  client::ModelCall call{.model = flags.model, .outputs = {"Y"}};
+  for (const auto& [slot, name] : {std::pair(Slot(Role::kQ), "query"),
+                                   {Role::kK, "key"},
+                                   {Role::kV, "value"},
+                                   {Role::kMask, "attn_mask"},
+                                   {kInputIds, "input_ids"},
+                                   {Role::kKeyLengths, "nonpad_kv_seqlen"}}) {
+    if (const auto view = loaded.inputs.View(slot)) call.inputs.emplace_back(name, *view);
+  }
+  if (flags.causal) call.parameters["is_causal"] = true;
+  if (flags.dropout) {
+    call.parameters["dropout_probability"] = *flags.dropout;
+    call.parameters["dropout_seed"] = flags.seed;
+  }
+  if (flags.average) call.parameters["average_attn_weights"] = true;
+  if (flags.caller.priority != 0) call.parameters["priority"] = flags.caller.priority;
+  if (flags.weights) call.outputs.emplace_back("weights");
+  RAPT_ASSIGN_OR_RETURN(client::ModelResult result, server.Infer(call));
+  return ReportOf(flags, loaded.is_2d, result.outputs["Y"], result.outputs["weights"]);
 }
 
 ExitCode Attend(LayerFlags flags) {

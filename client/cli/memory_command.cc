@@ -112,8 +112,8 @@ void Print(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
       "\nstandard  the full score matrix, heads x length x length\n"
       "chunked   scores of %d keys at a time, by online softmax\n"
       "fused     the exact workspace of the plan of %s: %s\n"
-      "LSH       the same of lsh_attention, %d rounds, chunks of %d: %s\n"
-      "linear    the same of linear_attention with FAVOR+ and its state, at any length: %s\n",
+      "LSH       the same by hashing, %d rounds, chunks of %d: %s\n"
+      "linear    the same with FAVOR+ and its state, at any length: %s\n",
       estimates.chunk, flags.address.value_or("this machine"), longest.plan,
       flags.linear_time.lsh_hashes, flags.linear_time.lsh_chunk_length, PlanOf(longest.lsh),
       PlanOf(longest.linear));

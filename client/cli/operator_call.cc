@@ -9,8 +9,9 @@
 namespace rapt {
 
 std::optional<client::TensorView> OperatorInputs::View(Slot slot) const {
-  if (!tensors[slot]) return std::nullopt;
-  return tensors[slot]->view();
+  if (tensors[slot]) return tensors[slot]->view();
+  if (slot != Role::kKeyLengths || key_lengths.empty()) return std::nullopt;
+  return client::View<int64_t>({static_cast<int64_t>(key_lengths.size())}, key_lengths);
 }
 
 Arguments OperatorInputs::ToArguments() const {

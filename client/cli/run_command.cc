@@ -25,8 +25,8 @@
 #include "client/cli/attend_report.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
-#include "client/cli/linear_stream.h"
 #include "client/cli/operator_call.h"
+#include "client/cli/operator_stream.h"
 #include "client/cli/tensor_file.h"
 
 namespace rapt {
@@ -67,8 +67,7 @@ class OperatorFlags {
       : schema(schema),
         inputs(schema.inputs.size()),
         outputs(schema.outputs.size()),
-        call(schema.new_call()),
-        linear(dynamic_cast<TypedCall<LinearAttentionCall>*>(call.get())) {}
+        call(schema.new_call()) {}
   OperatorFlags(const OperatorFlags&) = delete;
 
   std::vector<Flag> Table();
@@ -77,7 +76,6 @@ class OperatorFlags {
   // By the rows of the table.
   std::vector<std::optional<std::string>> inputs, outputs;
   const std::unique_ptr<SchemaCall> call;
-  TypedCall<LinearAttentionCall>* const linear;  // null: of another operator
   std::map<std::string, ModelCall::Value> parameters;
   std::string dtype;
   bool json = false;
@@ -158,7 +156,7 @@ std::vector<Flag> OperatorFlags::Table() {
   for (const AttributeSchema& attribute : schema.attributes) {
     table.push_back(AttributeFlag(attribute));
   }
-  if (linear != nullptr) {
+  if (schema.want_state != nullptr) {
     table.push_back(
         {"stream", "", "send the tokens in chunks; the server keeps the state", &caller.stream});
     table.push_back({"chunk", "N", "tokens in a chunk (default: about 8 MiB)", &caller.chunk});
@@ -166,10 +164,24 @@ std::vector<Flag> OperatorFlags::Table() {
   return Joined({table, caller.Table(), {{"json", "", "print a report as JSON", &json}}});
 }
 
+// Refuses attributes of a stream that need all tokens.
+absl::Status CheckStreamed(const OperatorFlags& flags) {
+  for (const AttributeSchema& attribute : flags.schema.attributes) {
+    const auto given = flags.parameters.find(std::string(attribute.name));
+    if (attribute.needs_all.empty() || given == flags.parameters.end()) continue;
+    const bool is_switch = attribute.takes_value;
+    const ModelCall::Value usual = is_switch ? ModelCall::Value(true) : int64_t{0};
+    if (given->second == usual) continue;
+    return Invalid("--stream and --", FlagOf(attribute.name), is_switch ? "=false" : "",
+                   " are mutually exclusive; ", attribute.needs_all);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckFlags(OperatorFlags& flags) {
   RAPT_RETURN_IF_ERROR(flags.caller.Check());
   RAPT_RETURN_IF_ERROR(ValidateDTypeFlag(flags.dtype));
-  if (flags.caller.stream) RAPT_RETURN_IF_ERROR(CheckStreamed(flags.linear->call));
+  if (flags.caller.stream) RAPT_RETURN_IF_ERROR(CheckStreamed(flags));
   std::deque<std::string> names;
   std::vector<OutputFile> files;
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
@@ -267,49 +279,40 @@ absl::StatusOr<Report> ComputeHere(const OperatorFlags& flags, const LoadedInput
   return report;
 }
 
-absl::StatusOr<Report> Send(const OperatorFlags& flags, const LoadedInputs& loaded,
-                            client::Client& server) {
+// Refers to the inputs.
+ModelCall CallOf(const OperatorFlags& flags, const LoadedInputs& loaded) {
   ModelCall call{.model = std::string(flags.schema.name), .parameters = flags.parameters};
   for (const TensorSchema& row : flags.schema.inputs) {
-    const std::vector<int64_t>& lengths = loaded.inputs.key_lengths;
-    if (const auto view = loaded.inputs.View(row.slot)) {
-      call.inputs.emplace_back(row.name, *view);
-    } else if (row.slot == Role::kKeyLengths && !lengths.empty()) {
-      const Shape shape = {static_cast<int64_t>(lengths.size())};
-      call.inputs.emplace_back(row.name, client::View<int64_t>(shape, lengths));
-    }
+    const auto view = loaded.inputs.View(row.slot);
+    if (view) call.inputs.emplace_back(row.name, *view);
   }
   if (flags.caller.priority != 0) call.parameters["priority"] = flags.caller.priority;
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     if (IsWanted(flags, n)) call.outputs.emplace_back(flags.schema.outputs[n].name);
   }
-  RAPT_ASSIGN_OR_RETURN(const client::ModelResult result, server.Infer(call));
+  return call;
+}
+
+absl::StatusOr<Report> Send(const OperatorFlags& flags, const LoadedInputs& loaded,
+                            client::Client& server) {
+  const ModelCall call = CallOf(flags, loaded);
   Report report;
+  client::ModelResult result;
+  if (flags.caller.stream) {
+    // Before anything is cut into chunks, whose lengths are always in range.
+    RAPT_ASSIGN_OR_RETURN(const BoundCall bound, Check(flags, loaded));
+    RAPT_RETURN_IF_ERROR(bound.tensor_operator()->CheckData(loaded.inputs.ToArguments()));
+    RAPT_ASSIGN_OR_RETURN(result, StreamTokens(flags.schema, call, flags.caller, server));
+    report.path = client::Path::kStream;
+  } else {
+    RAPT_ASSIGN_OR_RETURN(result, server.Infer(call));
+  }
+  report.backend = result.backend;
+  report.plan = result.plan;
   for (size_t n = 0; n < flags.outputs.size(); ++n) {
     const auto output = result.outputs.find(std::string(flags.schema.outputs[n].name));
     if (output == result.outputs.end()) continue;
     RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, output->second, report));
-  }
-  return report;
-}
-
-absl::StatusOr<Report> SendInChunks(const OperatorFlags& flags, const LoadedInputs& loaded,
-                                    client::Client& server) {
-  RAPT_RETURN_IF_ERROR(Check(flags, loaded).status());  // before anything is cut into chunks
-  RAPT_ASSIGN_OR_RETURN(client::LinearResult result,
-                        StreamTokens(loaded.inputs, flags.linear->call, flags.caller, server));
-  Report report{
-      .outputs = {}, .backend = result.backend, .plan = result.plan, .path = client::Path::kStream};
-  const std::pair<Slot, const client::Tensor*> outputs[] = {
-      {Role::kY, &result.output},
-      {linear::kPresentState, result.present_state ? &*result.present_state : nullptr},
-      {linear::kPresentNormalizer,
-       result.present_normalizer ? &*result.present_normalizer : nullptr}};
-  for (size_t n = 0; n < flags.outputs.size(); ++n) {
-    for (const auto& [slot, tensor] : outputs) {
-      if (tensor == nullptr || slot != flags.schema.outputs[n].slot) continue;
-      RAPT_RETURN_IF_ERROR(AddOutput(flags, n, loaded.added_axes, *tensor, report));
-    }
   }
   return report;
 }
@@ -321,9 +324,7 @@ ExitCode Run(OperatorFlags& flags) {
   RAPT_ASSIGN_OR_EXIT(const std::unique_ptr<client::Client> server, FailConnect,
                       flags.caller.Connect());
   const auto compute = [&] {
-    if (flags.caller.local) return ComputeHere(flags, loaded);
-    return flags.caller.stream ? SendInChunks(flags, loaded, *server)
-                               : Send(flags, loaded, *server);
+    return flags.caller.local ? ComputeHere(flags, loaded) : Send(flags, loaded, *server);
   };
   return ComputeAndReport(compute, flags.json);
 }

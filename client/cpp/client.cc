@@ -19,8 +19,7 @@
 #include "client/cpp/connections.h"
 #include "client/cpp/deadline.h"
 #include "client/cpp/infer_codec.h"
-#include "client/cpp/linear_codec.h"
-#include "client/cpp/linear_stream_call.h"
+#include "client/cpp/model_stream_call.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/shared_regions.h"
 #include "client/cpp/stream_call.h"
@@ -492,19 +491,6 @@ absl::StatusOr<MemoryEstimates> Client::EstimateLayerMemory(const LayerMemoryQue
   return core_->EstimateMemory(Encode(question), options);
 }
 
-absl::StatusOr<LinearResult> Client::LinearAttend(const LinearCall& call,
-                                                  const CallOptions& options) {
-  RAPT_ASSIGN_OR_RETURN(const v1::LinearAttendRequest request, Encode(call));
-  RAPT_ASSIGN_OR_RETURN(v1::LinearAttendResponse response,
-                        core_->Call(&AttentionStub::LinearAttend, request, options));
-  return Decode(call, std::move(response));
-}
-
-std::unique_ptr<LinearStream> Client::LinearAttendStream(const CallOptions& options) {
-  return std::make_unique<LinearStreamCall>(core_->connections(), core_->DeadlineOf(options),
-                                            options.stop);
-}
-
 absl::StatusOr<ModelResult> Client::Infer(const ModelCall& call, const CallOptions& options) {
   RAPT_ASSIGN_OR_RETURN(const inference::ModelInferRequest request, EncodeInfer(call));
   RAPT_ASSIGN_OR_RETURN(
@@ -513,11 +499,9 @@ absl::StatusOr<ModelResult> Client::Infer(const ModelCall& call, const CallOptio
   return DecodeInfer(call, std::move(response));
 }
 
-absl::StatusOr<LayerResult> Client::LayerAttend(const LayerCall& call, const CallOptions& options) {
-  RAPT_ASSIGN_OR_RETURN(ModelResult result, Infer(ToModelCall(call), options));
-  LayerResult layer{.y = std::move(result.outputs["Y"]), .weights = std::nullopt};
-  if (call.wants_weights) layer.weights = std::move(result.outputs["weights"]);
-  return layer;
+std::unique_ptr<ModelStream> Client::LinearAttendStream(const CallOptions& options) {
+  return std::make_unique<ModelStreamCall>(core_->connections(), core_->DeadlineOf(options),
+                                           options.stop);
 }
 
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {

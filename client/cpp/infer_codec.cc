@@ -60,31 +60,6 @@ absl::StatusOr<Tensor> TakeOutput(int index, inference::ModelInferResponse& resp
 
 }  // namespace
 
-ModelCall ToModelCall(const LayerCall& call) {
-  ModelCall made{.model = call.model, .inputs = {{"query", call.query}}};
-  const auto add = [&](const char* name, const std::optional<TensorView>& view) {
-    if (view) made.inputs.emplace_back(name, *view);
-  };
-  add("key", call.key);
-  add("value", call.value);
-  add("attn_mask", call.mask);
-  add("input_ids", call.input_ids);
-  if (!call.key_lengths.empty()) {
-    const Shape shape = {static_cast<int64_t>(call.key_lengths.size())};
-    add("nonpad_kv_seqlen", View<int64_t>(shape, call.key_lengths));
-  }
-  if (call.causal) made.parameters["is_causal"] = *call.causal;
-  if (call.dropout) {
-    made.parameters["dropout_probability"] = call.dropout->probability;
-    made.parameters["dropout_seed"] = call.dropout->seed;
-  }
-  if (call.averages_weights) made.parameters["average_attn_weights"] = true;
-  if (call.priority != 0) made.parameters["priority"] = call.priority;
-  made.outputs.emplace_back("Y");
-  if (call.wants_weights) made.outputs.emplace_back("weights");
-  return made;
-}
-
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const ModelCall& call) {
   inference::ModelInferRequest request;
   request.set_model_name(call.model);

@@ -4,13 +4,9 @@
 
 #include "absl/status/statusor.h"
 #include "proto/inference/grpc_service.pb.h"
-#include "rapt/layer.h"
 #include "rapt/model.h"
 
 namespace rapt::client {
-
-// The returned call refers to the tensors and lengths of `call`.
-ModelCall ToModelCall(const LayerCall& call);
 
 // InvalidArgument if the data of a tensor does not match its shape.
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const ModelCall& call);

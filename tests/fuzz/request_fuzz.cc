@@ -20,7 +20,7 @@
 #include "server/protocols/message_parts.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/rapt/codec.h"
-#include "server/protocols/rapt/linear_stream.h"
+#include "server/protocols/rapt/operator_stream.h"
 #include "server/protocols/rapt/operator_codec.h"
 #include "server/protocols/response_size.h"
 #include "tests/support/wire_message.h"
@@ -117,7 +117,7 @@ void Operator(const native::OperatorCodec& codec, const MessageBytes& message,
 
 // Of a stream whose messages all have the tokens of the first one.
 void LinearAttendStream(const std::string& bytes, int64_t slice_bytes) {
-  native::LinearStream stream;
+  native::OperatorStream stream(native::CodecOf("LinearAttend"));
   v1::LinearAttendRequest tokens;
   std::string next = bytes;
   for (int n = 0; n < 3; ++n) {

@@ -167,10 +167,10 @@ const std::vector<float> kWant = {1, 0, 0.26894143f, 0.7310586f, 0, 2.9950547f, 
 TEST_F(InProcessLayerTest, AnswersACall) {
   const auto client = ClientOf(*server_);
   ASSERT_TRUE(client.ok()) << client.status();
-  const auto result =
-      (*client)->LayerAttend({.model = "window", .query = client::View<float>({1, 4, 2}, kTokens)});
+  const auto result = (*client)->Infer(
+      {.model = "window", .inputs = {{"query", client::View<float>({1, 4, 2}, kTokens)}}});
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->y.values<float>(), Pointwise(FloatNear(1e-5), kWant));
+  EXPECT_THAT(result->outputs.at("Y").values<float>(), Pointwise(FloatNear(1e-5), kWant));
 }
 
 TEST_F(InProcessLayerTest, AnswersASequence) {

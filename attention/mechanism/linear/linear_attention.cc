@@ -50,6 +50,8 @@ constexpr int64_t kMostErrorRows = 65536;
 constexpr int64_t kLeastColumns = 16;
 
 bool IsFavor(const LinearAttentionCall& call) { return call.feature_map == FeatureMap::kFavor; }
+// Whether the output is divided by the sum of products with keys.
+bool IsNormalized(const LinearAttentionCall& call) { return call.normalize || IsFavor(call); }
 bool HasDecay(UpdateRule rule) {
   return rule == UpdateRule::kGated || rule == UpdateRule::kGatedDelta;
 }
@@ -622,25 +624,26 @@ class LinearAttention final : public TensorOperator {
 // --- The table ---
 
 constexpr TensorSchema kLinearInputs[] = {
-    Required(TensorRow("query", Role::kQ, 3, "[B, T, Hq*d_k]")),
-    Required(TensorRow("key", Role::kK, 3, "[B, T, Hkv*d_k]")),
-    Required(TensorRow("value", Role::kV, 3, "[B, T, Hkv*d_v]")),
+    PerToken(Required(TensorRow("query", Role::kQ, 3, "[B, T, Hq*d_k]"))),
+    PerToken(Required(TensorRow("key", Role::kK, 3, "[B, T, Hkv*d_k]"))),
+    PerToken(Required(TensorRow("value", Role::kV, 3, "[B, T, Hkv*d_v]"))),
     TensorRow("past_state", linear::kPastState, 4, "the state before, [B, Hkv, features, d_v]"),
-    TensorRow("decay", linear::kDecay, 3,
-              "logarithms, [B, T, Hkv] or [B, T, Hkv*d_k]; of gated rules"),
-    TensorRow("beta", linear::kBeta, 3, "[B, T, Hkv] or [B, T, 1]; of delta rules"),
-    TensorRow("nonpad_kv_seqlen", Role::kKeyLengths, 1, "integers [B]: later tokens do not count",
-              DType::kInt64),
+    PerToken(TensorRow("decay", linear::kDecay, 3,
+                       "logarithms, [B, T, Hkv] or [B, T, Hkv*d_k]; of gated rules")),
+    PerToken(TensorRow("beta", linear::kBeta, 3, "[B, T, Hkv] or [B, T, 1]; of delta rules")),
+    PerToken(TensorRow("nonpad_kv_seqlen", Role::kKeyLengths, 1,
+                       "integers [B]: later tokens do not count", DType::kInt64)),
     TensorRow("projection", linear::kProjection, 2, "the directions of favor, [num_features, d_k]"),
     TensorRow("past_normalizer", linear::kPastNormalizer, 3,
               "of past_state, [B, Hkv, features], if the output is normalized")};
 constexpr TensorSchema kLinearOutputs[] = {
     Required(TensorRow("output", Role::kY, 3, "[B, T, Hq*d_v]")),
     WantedBy<&LinearAttentionCall::wants_present_state>(
-        TensorRow("present_state", linear::kPresentState, 4,
-                  "the state after the last token, as past_state")),
-    WantedBy<&LinearAttentionCall::wants_present_normalizer>(TensorRow(
-        "present_normalizer", linear::kPresentNormalizer, 3, "its normalizer, as past_normalizer")),
+        StateFor(kPastState, TensorRow("present_state", kPresentState, 4,
+                                       "the state after the last token, as past_state"))),
+    WantedBy<&LinearAttentionCall::wants_present_normalizer>(
+        StateFor(kPastNormalizer, TensorRow("present_normalizer", kPresentNormalizer, 3,
+                                            "its normalizer, as past_normalizer"))),
     {.name = "relative_error",
      .slot = linear::kRelativeError,
      .dtype = DType::kFloat32,
@@ -660,15 +663,24 @@ constexpr AttributeSchema kLinearAttributes[] = {
     AttributeOf<&LinearAttentionCall::scale>("scale", "scale of the output (default: 1/sqrt(d_k))"),
     AttributeOf<&LinearAttentionCall::chunk_size>("chunk_size",
                                                   "tokens computed at once, a hint (default: 64)"),
-    OnByDefault(AttributeOf<&LinearAttentionCall::is_causal>(
-        "is_causal", "no token sees later ones (default: true); false is of rule linear")),
+    NeedsAll(
+        "a chunk does not see later ones",
+        OnByDefault(AttributeOf<&LinearAttentionCall::is_causal>(
+            "is_causal", "no token sees later ones (default: true); false is of rule linear"))),
     AttributeOf<&LinearAttentionCall::normalize>(
         "normalize", "divide by the sum of the products with keys; of rule linear"),
     AttributeOf<&LinearAttentionCall::num_features>(
         "num_features", "random features of favor (default: d_k ln d_k)"),
     AttributeOf<&LinearAttentionCall::seed>("seed", "of the directions of favor (default: 0)"),
-    AttributeOf<&LinearAttentionCall::error_rows>(
-        "error_rows", "measure the error of favor over N rows (default: 0)")};
+    NeedsAll("the exact rows need all keys",
+             AttributeOf<&LinearAttentionCall::error_rows>(
+                 "error_rows", "measure the error of favor over N rows (default: 0)"))};
+
+void WantState(SchemaCall& made) {
+  LinearAttentionCall& call = static_cast<TypedCall<LinearAttentionCall>&>(made).call;
+  call.wants_present_state = true;
+  if (IsNormalized(call)) call.wants_present_normalizer = true;
+}
 
 }  // namespace
 
@@ -679,9 +691,8 @@ const OperatorSchema kLinearAttention = {
     kLinearInputs,
     kLinearOutputs,
     kLinearAttributes,
-    NewCall<LinearAttentionCall, MakeLinearAttention>};
-
-bool IsNormalized(const LinearAttentionCall& call) { return call.normalize || IsFavor(call); }
+    NewCall<LinearAttentionCall, MakeLinearAttention>,
+    WantState};
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLinearAttention(
     const LinearAttentionCall& call) {

@@ -62,9 +62,6 @@ struct LinearAttentionCall {
   int64_t error_rows = 0;
 };
 
-// Whether the output is divided by the sum of products with keys.
-bool IsNormalized(const LinearAttentionCall& call);
-
 // Returns InvalidArgument with the tensor or attribute, its value and the allowed values.
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLinearAttention(
     const LinearAttentionCall& call);

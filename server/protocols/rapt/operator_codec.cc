@@ -6,9 +6,11 @@
 #include <utility>
 #include <variant>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/invalid.h"
 #include "base/status_macros.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/protocols/bounds.h"
@@ -118,6 +120,25 @@ absl::StatusOr<OperatorCodec::Parsed> OperatorCodec::Parse(const MessageBytes& m
   return parsed;
 }
 
+absl::Status OperatorCodec::CheckLaterMessage(const pb::Message& fields) const {
+  std::vector<const pb::FieldDescriptor*> set;
+  fields.GetReflection()->ListFields(fields, &set);
+  for (const pb::FieldDescriptor* field : set) {
+    const auto is_it = [field](const Column<TensorSchema>& column) {
+      return column.field == field && (column.schema->per_token || column.schema->want != nullptr);
+    };
+    if (absl::c_any_of(inputs_, is_it) || absl::c_any_of(wants_, is_it)) continue;
+    return Invalid(field->name(),
+                   " is set in a later message; only the first message of a stream sets it");
+  }
+  return absl::OkStatus();
+}
+
+uint64_t OperatorCodec::PriorityOf(const pb::Message& fields) const {
+  return fields.GetReflection()->GetUInt64(fields,
+                                           request_.GetDescriptor()->FindFieldByName("priority"));
+}
+
 absl::Status OperatorCodec::ReadAttributes(const pb::Message& fields, SchemaCall& call) const {
   for (const auto& [attribute, field] : attributes_) {
     // A field that is 0 without presence stands for the default.
@@ -164,8 +185,7 @@ absl::StatusOr<Request> OperatorCodec::Decode(const MessageBytes& message,
   RAPT_ASSIGN_OR_RETURN(Parsed parsed, Parse(message));
   const pb::Message& fields = *parsed.fields;
   Request& request = parsed.request;
-  request.priority = fields.GetReflection()->GetUInt64(
-      fields, fields.GetDescriptor()->FindFieldByName("priority"));
+  request.priority = PriorityOf(fields);
   const std::unique_ptr<SchemaCall> call = schema_.new_call();
   SharedTensors shared_tensors(shared_memory);
   RAPT_RETURN_IF_ERROR(ReadAttributes(fields, *call));

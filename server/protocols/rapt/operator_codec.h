@@ -49,6 +49,9 @@ class OperatorCodec {
     Request request;
   };
   absl::StatusOr<Parsed> Parse(const MessageBytes& message) const;
+  // InvalidArgument for a field that only the first message of a stream sets.
+  absl::Status CheckLaterMessage(const google::protobuf::Message& fields) const;
+  uint64_t PriorityOf(const google::protobuf::Message& fields) const;
   absl::Status ReadAttributes(const google::protobuf::Message& fields, SchemaCall& call) const;
   // Returns the outputs that the message asks for by fields, and asks the call for them.
   SlotSet ReadWants(const google::protobuf::Message& fields, SchemaCall& call) const;

@@ -13,7 +13,7 @@
 #include "server/protocols/rapt/reports.h"
 #include "server/protocols/response_size.h"
 #include "server/wire/rapt/attend_stream_call.h"
-#include "server/wire/rapt/linear_stream_call.h"
+#include "server/wire/rapt/operator_stream_call.h"
 
 namespace rapt::native {
 namespace {
@@ -135,8 +135,7 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
       repository_(repository),
       caches_(caches),
       observe_(std::move(observe)),
-      observe_attend_stream_(observe_(MethodName("AttendStream"))),
-      observe_linear_attend_stream_(observe_(MethodName("LinearAttendStream"))) {
+      observe_attend_stream_(observe_(MethodName("AttendStream"))) {
   AttendSchema();  // checks the tables at startup, not at the first request
 }
 
@@ -164,9 +163,14 @@ void Methods::AddTo(StreamMethods& methods) {
   methods[PathOf("AttendStream")] = [this](MessageStream& stream) {
     return std::make_unique<AttendStreamCall>(environment_, observe_attend_stream_, stream);
   };
-  methods[PathOf("LinearAttendStream")] = [this](MessageStream& stream) {
-    return std::make_unique<LinearStreamCall>(environment_, observe_linear_attend_stream_, stream);
-  };
+  for (const OperatorCodec& codec : OperatorCodecs()) {
+    if (codec.schema().want_state == nullptr) continue;
+    const std::string name = absl::StrCat(codec.schema().method, "Stream");
+    methods[PathOf(name)] = [this, &codec,
+                             observe = observe_(MethodName(name))](MessageStream& stream) {
+      return std::make_unique<OperatorStreamCall>(codec, environment_, observe, stream);
+    };
+  }
 }
 
 absl::Status Methods::EstimateMemory(const v1::EstimateMemoryRequest& request,

@@ -29,7 +29,7 @@ class Methods {
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
-  // Adds AttendStream. REQUIRES: this outlives it.
+  // Adds the streams. REQUIRES: this outlives them.
   void AddTo(StreamMethods& methods);
 
  private:
@@ -44,7 +44,7 @@ class Methods {
   const ModelRepository* const repository_;
   const cache::CacheStore* const caches_;
   const CallObserverFactory observe_;
-  const CallObserver observe_attend_stream_, observe_linear_attend_stream_;
+  const CallObserver observe_attend_stream_;
 };
 
 }  // namespace rapt::native

@@ -166,34 +166,20 @@ TEST_F(ServedClientTest, ModelCallsNameWhatIsWrong) {
 
 TEST_F(ServedClientTest, KeepsAStateInsteadOfKeys) {
   const std::vector<float> q = {1, 2}, k = {3, 4}, v = {5, 6}, past = {10};
-  LinearCall call{.query = View<float>({1, 2, 1}, q),
-                  .key = View<float>({1, 2, 1}, k),
-                  .value = View<float>({1, 2, 1}, v),
-                  .past_state = View<float>({1, 1, 1, 1}, past),
-                  .query_heads = 1,
-                  .kv_heads = 1,
-                  .update_rule = UpdateRule::kLinear,
-                  .scale = 0.5,
-                  .want_present_state = true};
-  const absl::StatusOr<LinearResult> result = client_->LinearAttend(call);
+  ModelCall call{.model = "linear_attention",
+                 .inputs = {{"query", View<float>({1, 2, 1}, q)},
+                            {"key", View<float>({1, 2, 1}, k)},
+                            {"value", View<float>({1, 2, 1}, v)},
+                            {"past_state", View<float>({1, 1, 1, 1}, past)}},
+                 .parameters = {{"q_num_heads", 1},
+                                {"kv_num_heads", 1},
+                                {"update_rule", "linear"},
+                                {"scale", 0.5}},
+                 .outputs = {"output", "present_state"}};
+  const absl::StatusOr<ModelResult> result = client_->Infer(call);
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->output.values<float>(), ElementsAre(12.5, 49));
-  EXPECT_THAT(result->present_state->values<float>(), ElementsAre(49));
-  EXPECT_EQ(result->backend, "cpu");
-  EXPECT_FALSE(result->relative_error);
-
-  call.past_state.reset();
-  call.key_lengths = {1};
-  const absl::StatusOr<LinearResult> padded = client_->LinearAttend(call);
-  ASSERT_TRUE(padded.ok()) << padded.status();
-  EXPECT_THAT(padded->output.values<float>(), ElementsAre(7.5, 0));
-
-  call.beta = View<float>({1, 2, 1}, q);
-  EXPECT_THAT(std::string(client_->LinearAttend(call).status().message()),
-              HasSubstr("beta is given; update_rule is linear"));
-  call.beta->shape = {3};
-  EXPECT_THAT(std::string(client_->LinearAttend(call).status().message()),
-              HasSubstr("beta has shape [3] of FP32, which is 12 bytes, but its data has 8"));
+  EXPECT_THAT(result->outputs.at("output").values<float>(), ElementsAre(12.5, 49));
+  EXPECT_THAT(result->outputs.at("present_state").values<float>(), ElementsAre(49));
 }
 
 TEST_F(ServedClientTest, StreamsTokensWithTheirState) {
@@ -205,58 +191,65 @@ TEST_F(ServedClientTest, StreamsTokensWithTheirState) {
                         absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&values[begin]),
                                             static_cast<size_t>(count) * sizeof(float))};
     };
-    return LinearCall{.query = part(x),
-                      .key = part(x),
-                      .value = part(x),
-                      .past_state = View<float>({1, 1, 1, 1}, past),
-                      .decay = part(decay),
-                      .query_heads = 1,
-                      .kv_heads = 1,
-                      .update_rule = UpdateRule::kGated,
-                      .scale = 0.5,
-                      .chunk_size = 1,
-                      .want_present_state = begin > 0};
+    ModelCall call{.model = "linear_attention",
+                   .inputs = {{"query", part(x)},
+                              {"key", part(x)},
+                              {"value", part(x)},
+                              {"decay", part(decay)}},
+                   .outputs = {"output"}};
+    if (begin > 0) return call;
+    call.inputs.emplace_back("past_state", View<float>({1, 1, 1, 1}, past));
+    call.parameters = {{"q_num_heads", 1},
+                       {"kv_num_heads", 1},
+                       {"update_rule", "gated"},
+                       {"scale", 0.5},
+                       {"chunk_size", 1}};
+    return call;
   };
-  const absl::StatusOr<LinearResult> whole = client_->LinearAttend(tokens(0, 4));
+  const absl::StatusOr<ModelResult> whole = client_->Infer(tokens(0, 4));
   ASSERT_TRUE(whole.ok()) << whole.status();
-  const std::unique_ptr<LinearStream> stream = client_->LinearAttendStream();
-  const absl::StatusOr<LinearResult> first = stream->Attend(tokens(0, 3));
+  const std::unique_ptr<ModelStream> stream = client_->LinearAttendStream();
+  const absl::StatusOr<ModelResult> first = stream->Infer(tokens(0, 3));
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_FALSE(first->present_state);
-  const absl::StatusOr<LinearResult> last = stream->Attend(tokens(3, 1));
+  EXPECT_EQ(first->outputs.size(), 1U);
+  EXPECT_EQ(first->backend, "cpu");
+  ModelCall call = tokens(3, 1);
+  call.outputs.emplace_back("present_state");
+  const absl::StatusOr<ModelResult> last = stream->Infer(call);
   ASSERT_TRUE(last.ok()) << last.status();
-  EXPECT_TRUE(last->present_state);
-  EXPECT_FLOAT_EQ(last->output.values<float>()[0], whole->output.values<float>()[3]);
+  EXPECT_EQ(last->outputs.at("present_state").shape(), (Shape{1, 1, 1, 1}));
+  EXPECT_FLOAT_EQ(last->outputs.at("output").values<float>()[0],
+                  whole->outputs.at("output").values<float>()[3]);
   EXPECT_TRUE(stream->Finish().ok());
-  EXPECT_EQ(stream->Attend(tokens(0, 1)).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(stream->Infer(call).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(ServedClientTest, AnErrorEndsAStreamOfTokens) {
   const std::vector<float> x = {1, 2};
-  LinearCall call{.query = View<float>({1, 2, 1}, x),
-                  .key = View<float>({1, 2, 1}, x),
-                  .value = View<float>({1, 2, 1}, x),
-                  .query_heads = 1,
-                  .kv_heads = 1,
-                  .update_rule = UpdateRule::kLinear};
-  std::unique_ptr<LinearStream> stream = client_->LinearAttendStream();
-  ASSERT_TRUE(stream->Attend(call).ok());
-  call.key.shape = {1, 1, 1};
-  EXPECT_THAT(std::string(stream->Attend(call).status().message()),
+  const TensorView part = View<float>({1, 2, 1}, x);
+  ModelCall tokens{.inputs = {{"query", part}, {"key", part}, {"value", part}}};
+  ModelCall first = tokens;
+  first.parameters = {{"q_num_heads", 1}, {"kv_num_heads", 1}, {"update_rule", "linear"}};
+  std::unique_ptr<ModelStream> stream = client_->LinearAttendStream();
+  ASSERT_TRUE(stream->Infer(first).ok());
+  EXPECT_THAT(std::string(stream->Infer(first).status().message()),
+              HasSubstr("q_num_heads is set in a later message"));
+  EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kFailedPrecondition);
+
+  stream = client_->LinearAttendStream();
+  ASSERT_TRUE(stream->Infer(first).ok());
+  tokens.inputs[1].second.shape = {1, 1, 1};
+  EXPECT_THAT(std::string(stream->Infer(tokens).status().message()),
               HasSubstr("key has shape [1, 1, 1] of FP32, which is 4 bytes"));
   EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kFailedPrecondition);
 
-  call.key.data.remove_suffix(4);
-  stream = client_->LinearAttendStream();
-  EXPECT_THAT(std::string(stream->Attend(call).status().message()), HasSubstr("key has"));
-
-  call.key = call.query;
   std::stop_source stop;
   stream = client_->LinearAttendStream({.stop = stop.get_token()});
-  ASSERT_TRUE(stream->Attend(call).ok());
+  ASSERT_TRUE(stream->Infer(first).ok());
+  tokens.inputs[1].second = part;
   stop.request_stop();
-  EXPECT_EQ(stream->Attend(call).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(stream->Infer(tokens).status().code(), absl::StatusCode::kCancelled);
 }
 
 TEST_F(ServedClientTest, EveryMaskTypeHidesTheSameKeys) {

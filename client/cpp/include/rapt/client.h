@@ -25,8 +25,6 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "rapt/attend.h"
-#include "rapt/layer.h"
-#include "rapt/linear.h"
 #include "rapt/model.h"
 #include "rapt/reports.h"
 #include "rapt/stream.h"
@@ -193,21 +191,13 @@ class Client {
   absl::StatusOr<MemoryEstimates> EstimateLayerMemory(const LayerMemoryQuestion& question,
                                                       const CallOptions& options = {});
 
-  // Linear attention: a state instead of keys. Blocks until done.
-  absl::StatusOr<LinearResult> LinearAttend(const LinearCall& call,
-                                            const CallOptions& options = {});
-
-  // The same for tokens in any number of messages on one call. The timeout covers the whole stream.
-  // Never retried. Does not wait for the server: Attend() of the stream reports errors.
-  std::unique_ptr<LinearStream> LinearAttendStream(const CallOptions& options = {});
-
-  // Calls a model by its name, with all tensors in one message. Blocks until done. NotFound for an
-  // unknown model.
+  // Calls a model by its name, an operator or a layer of the server's repository, with all tensors
+  // in one message. Blocks until done. NotFound for an unknown model.
   absl::StatusOr<ModelResult> Infer(const ModelCall& call, const CallOptions& options = {});
 
-  // Attention with a layer of the server's model repository. Blocks until done. NotFound for an
-  // unknown model.
-  absl::StatusOr<LayerResult> LayerAttend(const LayerCall& call, const CallOptions& options = {});
+  // Linear attention over tokens in any number of messages on one call. The timeout covers the
+  // whole stream. Never retried. Does not wait for the server: the stream's Infer() reports errors.
+  std::unique_ptr<ModelStream> LinearAttendStream(const CallOptions& options = {});
 
   // Blocks until done.
   absl::StatusOr<ServerInfo> GetServerInfo(const CallOptions& options = {});

@@ -10,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "rapt/tensor.h"
 
 namespace rapt::client {
@@ -33,6 +35,23 @@ struct ModelCall {
 
 struct ModelResult {
   std::map<std::string, Tensor> outputs;
+  std::string backend, plan;  // as in AttendResult, of a stream; the protocol of Infer() has neither
+};
+
+// Calls of an operator that has a state: the server keeps it from message to message. Results equal
+// those of Infer() with the state of the call before as input, bit for bit. Not thread-safe.
+// REQUIRES: destroyed before its client; destruction cancels the stream unless it has finished.
+class ModelStream {
+ public:
+  virtual ~ModelStream() = default;
+
+  // Sends tokens and blocks until the outputs, which the call names, have arrived. Only the first
+  // call has parameters and inputs that are not of tokens; they hold for the whole stream. `model`
+  // is not used. An error ends the stream, whose state is lost. FailedPrecondition after that.
+  virtual absl::StatusOr<ModelResult> Infer(const ModelCall& tokens) = 0;
+
+  // Ends the stream and returns its status. REQUIRES: call it once.
+  virtual absl::Status Finish() = 0;
 };
 
 }  // namespace rapt::client

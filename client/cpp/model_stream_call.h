@@ -1,6 +1,6 @@
 // One LinearAttendStream on a connection.
-#ifndef RAPT_CLIENT_CPP_LINEAR_STREAM_CALL_H_
-#define RAPT_CLIENT_CPP_LINEAR_STREAM_CALL_H_
+#ifndef RAPT_CLIENT_CPP_MODEL_STREAM_CALL_H_
+#define RAPT_CLIENT_CPP_MODEL_STREAM_CALL_H_
 
 #include <grpcpp/grpcpp.h>
 
@@ -11,17 +11,17 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/connections.h"
 #include "client/cpp/deadline.h"
-#include "rapt/linear.h"
+#include "rapt/model.h"
 
 namespace rapt::client {
 
-class LinearStreamCall final : public LinearStream {
+class ModelStreamCall final : public ModelStream {
  public:
   // `connections` outlive it.
-  LinearStreamCall(Connections& connections, const Deadline& deadline, std::stop_token stop);
-  ~LinearStreamCall() override;
+  ModelStreamCall(Connections& connections, const Deadline& deadline, std::stop_token stop);
+  ~ModelStreamCall() override;
 
-  absl::StatusOr<LinearResult> Attend(const LinearCall& tokens) override;
+  absl::StatusOr<ModelResult> Infer(const ModelCall& tokens) override;
   absl::Status Finish() override;
 
  private:
@@ -40,10 +40,9 @@ class LinearStreamCall final : public LinearStream {
   std::unique_ptr<grpc::ClientReaderWriter<v1::LinearAttendRequest, v1::LinearAttendResponse>>
       stream_;
   const std::stop_callback<Cancel> on_stop_;
-  bool has_begun_ = false;  // attributes are sent
   bool has_ended_ = false;
 };
 
 }  // namespace rapt::client
 
-#endif  // RAPT_CLIENT_CPP_LINEAR_STREAM_CALL_H_
+#endif  // RAPT_CLIENT_CPP_MODEL_STREAM_CALL_H_

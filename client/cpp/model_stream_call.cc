@@ -1,10 +1,10 @@
-#include "client/cpp/linear_stream_call.h"
+#include "client/cpp/model_stream_call.h"
 
 #include <utility>
 
 #include "base/status_macros.h"
 #include "client/cpp/codec.h"
-#include "client/cpp/linear_codec.h"
+#include "client/cpp/operator_codec.h"
 
 namespace rapt::client {
 namespace {
@@ -17,47 +17,46 @@ auto Start(const Connection& connection, const Deadline& deadline, Context& cont
 
 }  // namespace
 
-LinearStreamCall::LinearStreamCall(Connections& connections, const Deadline& deadline,
-                                   std::stop_token stop)
+ModelStreamCall::ModelStreamCall(Connections& connections, const Deadline& deadline,
+                                 std::stop_token stop)
     : connections_(connections),
       connection_(connections.LeastBusy()),
       stop_(std::move(stop)),
       stream_(Start(*connection_, deadline, context_)),
       on_stop_(stop_, Cancel{&context_}) {}
 
-LinearStreamCall::~LinearStreamCall() {
+ModelStreamCall::~ModelStreamCall() {
   if (!has_ended_) Abort({}).IgnoreError();
 }
 
-absl::StatusOr<LinearResult> LinearStreamCall::Attend(const LinearCall& tokens) {
+absl::StatusOr<ModelResult> ModelStreamCall::Infer(const ModelCall& tokens) {
   if (has_ended_) return absl::FailedPreconditionError("the stream has ended");
-  const absl::StatusOr<v1::LinearAttendRequest> request =
-      std::exchange(has_begun_, true) ? EncodeTokens(tokens) : Encode(tokens);
-  if (!request.ok()) return Abort(request.status());
+  v1::LinearAttendRequest request;
+  if (absl::Status status = EncodeOperator(tokens, request); !status.ok()) return Abort(status);
   v1::LinearAttendResponse response;
   // After a failed write there is no response; the status says why.
-  stream_->Write(*request);
+  stream_->Write(request);
   if (!stream_->Read(&response)) {
     RAPT_RETURN_IF_ERROR(End());
     return MalformedResponse("the stream ended early");
   }
-  absl::StatusOr<LinearResult> result = Decode(tokens, std::move(response));
+  absl::StatusOr<ModelResult> result = DecodeOperator(tokens, response);
   if (!result.ok()) return Abort(result.status());
   return result;
 }
 
-absl::Status LinearStreamCall::Finish() {
+absl::Status ModelStreamCall::Finish() {
   if (has_ended_) return absl::FailedPreconditionError("the stream has ended");
   stream_->WritesDone();
   return End();
 }
 
-absl::Status LinearStreamCall::End() {
+absl::Status ModelStreamCall::End() {
   has_ended_ = true;
   return connections_.FromGrpc(stream_->Finish(), stop_.stop_requested());
 }
 
-absl::Status LinearStreamCall::Abort(absl::Status why) {
+absl::Status ModelStreamCall::Abort(absl::Status why) {
   context_.TryCancel();
   End().IgnoreError();
   return why;

@@ -1,0 +1,24 @@
+// Messages of rapt.v1 for the operators, by the names of their fields.
+#ifndef RAPT_CLIENT_CPP_OPERATOR_CODEC_H_
+#define RAPT_CLIENT_CPP_OPERATOR_CODEC_H_
+
+#include <google/protobuf/message.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "rapt/model.h"
+
+namespace rapt::client {
+
+// Sets the fields with the names of the call's tensors and parameters, and "want_<name>" of its
+// outputs. InvalidArgument, with the name, for a field that the message does not have, a value that
+// it does not take, and data that does not match its shape.
+absl::Status EncodeOperator(const ModelCall& call, google::protobuf::Message& request);
+
+// Moves the outputs out of the response. Internal if it is malformed or lacks a wanted output.
+absl::StatusOr<ModelResult> DecodeOperator(const ModelCall& call,
+                                           google::protobuf::Message& response);
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_CPP_OPERATOR_CODEC_H_
