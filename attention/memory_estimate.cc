@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "attention/attention.h"
@@ -35,7 +36,8 @@ std::vector<InputEstimate> EstimateInputs(const Problem& p) {
     int64_t bytes = element;
     for (const int64_t axis : info.dims(p)) bytes *= axis;
     const int64_t replaced = role == Role::kSelectedIndices ? 1 : element;  // by a BOOL mask
-    inputs.push_back({kOnnxNames[role], bytes, batch * heads * pairs * replaced - bytes});
+    inputs.push_back(
+        {std::string(kOnnxNames[role]), bytes, batch * heads * pairs * replaced - bytes});
   };
   if (p.block_mask) add(Role::kBlockMask, (*p.block_mask)[0], (*p.block_mask)[1]);
   if (p.selected) {
@@ -43,8 +45,8 @@ std::vector<InputEstimate> EstimateInputs(const Problem& p) {
   }
   const int64_t batch = PositionVaries(p) ? p.batch : 1;
   if (p.alibi) {
-    inputs.push_back(
-        {kOnnxNames[Attribute::kAlibi], 0, batch * p.query_heads * pairs * SizeOf(p.dtype)});
+    inputs.push_back({std::string(kOnnxNames[Attribute::kAlibi]), 0,
+                      batch * p.query_heads * pairs * SizeOf(p.dtype)});
   }
   if (p.alibi_slopes) {
     add(Role::kAlibiSlopes, std::max(batch, p.alibi_slopes->batch), p.query_heads);
@@ -62,8 +64,8 @@ absl::Status CheckOption(absl::string_view name, int64_t value, int64_t most) {
 absl::Status Check(const LinearTimeOptions& options) {
   RAPT_RETURN_IF_ERROR(CheckOption("lsh_hashes", options.lsh_hashes, kMostHashes));
   RAPT_RETURN_IF_ERROR(CheckOption("lsh_chunk_length", options.lsh_chunk_length, kMaxAxis));
-  if (!options.favor_features) return absl::OkStatus();
-  return CheckOption("favor_features", *options.favor_features, kMaxAxis);
+  if (options.favor_features == 0) return absl::OkStatus();
+  return CheckOption("favor_features", options.favor_features, kMaxAxis);
 }
 
 OperatorEstimate EstimateOperator(const absl::StatusOr<std::shared_ptr<const TensorOperator>>& op,
@@ -103,7 +105,7 @@ OperatorEstimate EstimateFavor(const Problem& p, const PlanOptions& options,
   call.kv_num_heads = p.kv_heads;
   call.update_rule = UpdateRule::kLinear;
   call.feature_map = FeatureMap::kFavor;
-  call.num_features = linear_time.favor_features;
+  if (linear_time.favor_features != 0) call.num_features = linear_time.favor_features;
   const auto tokens = [&](int64_t heads, int64_t size) {
     return TensorSpec{p.dtype, {p.batch, p.total_keys(), heads * size}};
   };
@@ -155,7 +157,7 @@ absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOption
   const int64_t real = SizeOf(p.accumulator());
   const int64_t query_rows = p.batch * p.query_heads * p.query_length;
   const int64_t key_rows = p.batch * p.kv_heads * p.total_keys();
-  MemoryEstimate estimate;
+  MemoryEstimate estimate{.length = p.query_length};
   estimate.tensor_bytes = element * (query_rows + key_rows) * (p.head_size + p.value_head_size);
   estimate.standard_bytes = query_rows * p.total_keys() * real;
   estimate.chunked_bytes =

@@ -17,9 +17,9 @@ int64_t BytesOf(const std::optional<TensorSpec>& tensor) {
 
 }  // namespace
 
-absl::StatusOr<LayerEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, DType dtype,
-                                            int64_t batch, int64_t length,
-                                            const PlanOptions& options) {
+absl::StatusOr<MemoryEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, DType dtype,
+                                             int64_t batch, int64_t length,
+                                             const PlanOptions& options) {
   const LayerConfig& c = layer->config();
   if (layer->is_fp64() && dtype != DType::kFloat64) {
     return Invalid("dtype is ", NameOf(dtype),
@@ -32,8 +32,7 @@ absl::StatusOr<LayerEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, 
   give(Role::kQ, c.embed_size);
   if (c.key_embed_size != c.embed_size) give(Role::kK, *c.key_embed_size);
   if (c.value_embed_size != c.key_embed_size) give(Role::kV, *c.value_embed_size);
-  LayerEstimate estimate;
-  estimate.weights = layer->bytes();
+  MemoryEstimate estimate{.length = length, .layer = LayerEstimate{.weight_bytes = layer->bytes()}};
   const auto fails = [&](const absl::Status& status) {
     return absl::Status(status.code(),
                         absl::StrCat("batch is ", batch, " and lengths has ", length,
@@ -44,12 +43,13 @@ absl::StatusOr<LayerEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, 
   const absl::StatusOr<Plan> plan = MakePlan(**op, options);
   if (!plan.ok()) return fails(plan.status());
   for (const Role role : {Role::kQ, Role::kK, Role::kV}) {
-    estimate.inputs += BytesOf(call.inputs[role]);
+    estimate.tensor_bytes += BytesOf(call.inputs[role]);
   }
-  estimate.outputs = BytesOf((*op)->outputs()[Role::kY]);
-  estimate.workspace = plan->workspace_bytes();
-  estimate.charged =
-      BufferPool::SizeOfClass(estimate.outputs) + BufferPool::SizeOfClass(estimate.workspace);
+  const int64_t output = BytesOf((*op)->outputs()[Role::kY]);
+  estimate.tensor_bytes += output;
+  estimate.fused_bytes = plan->workspace_bytes();
+  estimate.layer->charged_bytes =
+      BufferPool::SizeOfClass(output) + BufferPool::SizeOfClass(estimate.fused_bytes);
   estimate.plan = plan->Describe();
   return estimate;
 }

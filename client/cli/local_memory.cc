@@ -1,7 +1,6 @@
 #include "client/cli/local_memory.h"
 
 #include <memory>
-#include <string>
 
 #include "attention/layer/files/layer_files.h"
 #include "attention/layer/layer_estimate.h"
@@ -22,36 +21,8 @@ Problem ProblemOf(const client::MemoryQuestion& question, int64_t length) {
   problem.query_length = problem.key_length = length;
   problem.head_size = question.head_size;
   problem.value_head_size = question.value_head_size;
-  const client::CompactInputs& inputs = question.inputs;
-  AddInputs({.block_q = inputs.block_q,
-             .block_k = inputs.block_k,
-             .selected_indices = inputs.selected_indices,
-             .alibi = inputs.alibi,
-             .bias_table = inputs.bias_table,
-             .relative_bias = inputs.relative_bias,
-             .per_head = inputs.per_head},
-            problem);
+  AddInputs(question.inputs, problem);
   return problem;
-}
-
-std::vector<client::InputEstimate> ToClient(const std::vector<InputEstimate>& inputs) {
-  std::vector<client::InputEstimate> converted;
-  converted.reserve(inputs.size());
-  for (const auto& [name, bytes, saved_bytes] : inputs) {
-    converted.push_back({std::string(name), bytes, saved_bytes});
-  }
-  return converted;
-}
-
-client::OperatorEstimate ToClient(const OperatorEstimate& estimate) {
-  return {estimate.workspace_bytes, estimate.state_bytes, estimate.plan, estimate.refusal};
-}
-
-LinearTimeOptions OptionsOf(const client::LinearTimeOptions& options) {
-  LinearTimeOptions converted{.lsh_hashes = options.lsh_hashes,
-                              .lsh_chunk_length = options.lsh_chunk_length};
-  if (options.favor_features != 0) converted.favor_features = options.favor_features;
-  return converted;
 }
 
 }  // namespace
@@ -64,15 +35,11 @@ std::vector<int64_t> DoubledLengths() {
 
 absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(const client::MemoryQuestion& question) {
   const PlanOptions options{.threads = ReadHostLimits().cores};
-  const LinearTimeOptions linear_time = OptionsOf(question.linear_time);
   client::MemoryEstimates estimates{.estimates = {}, .chunk = kEstimateChunk};
   for (const int64_t length : question.lengths) {
-    RAPT_ASSIGN_OR_RETURN(const MemoryEstimate estimate,
-                          EstimateMemory(ProblemOf(question, length), options, linear_time));
-    estimates.estimates.push_back({length, estimate.tensor_bytes, estimate.standard_bytes,
-                                   estimate.chunked_bytes, estimate.fused_bytes, estimate.plan,
-                                   ToClient(estimate.inputs), ToClient(estimate.lsh),
-                                   ToClient(estimate.linear)});
+    RAPT_ASSIGN_OR_RETURN(
+        estimates.estimates.emplace_back(),
+        EstimateMemory(ProblemOf(question, length), options, question.linear_time));
   }
   return estimates;
 }
@@ -86,14 +53,8 @@ absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(
   const DType dtype = question.dtype.value_or(layer->dtype());
   client::MemoryEstimates estimates;
   for (const int64_t length : question.lengths) {
-    RAPT_ASSIGN_OR_RETURN(const LayerEstimate estimate,
+    RAPT_ASSIGN_OR_RETURN(estimates.estimates.emplace_back(),
                           EstimateLayer(layer, dtype, question.batch, length, options));
-    estimates.estimates.push_back(
-        {.length = length,
-         .tensor_bytes = estimate.inputs + estimate.outputs,
-         .fused_bytes = estimate.workspace,
-         .plan = estimate.plan,
-         .layer = client::LayerEstimate{estimate.weights, estimate.charged}});
   }
   return estimates;
 }

@@ -172,7 +172,7 @@ TEST(MemoryEstimateTest, RejectsOptionsOfLinearTimeOutOfRange) {
       {{.lsh_hashes = 0}, "lsh_hashes is 0; it must be from 1 to 1024"},
       {{.lsh_hashes = 1025}, "lsh_hashes is 1025; it must be from 1 to 1024"},
       {{.lsh_chunk_length = -1}, "lsh_chunk_length is -1; it must be from 1 to"},
-      {{.favor_features = 0}, "favor_features is 0; it must be from 1 to"},
+      {{.favor_features = -1}, "favor_features is -1; it must be from 1 to"},
   };
   for (const auto& c : cases) {
     const auto estimate = EstimateMemory(Tutorial(64), kOneThread, c.options);

@@ -108,7 +108,7 @@ LinearTimeOptions ReadLinearTime(const v1::EstimateMemoryRequest& request) {
   LinearTimeOptions options;
   options.lsh_hashes = OrDefault(request.lsh_hashes(), options.lsh_hashes);
   options.lsh_chunk_length = OrDefault(request.lsh_chunk_length(), options.lsh_chunk_length);
-  if (request.favor_features() != 0) options.favor_features = request.favor_features();
+  options.favor_features = request.favor_features();
   return options;
 }
 
@@ -117,6 +117,28 @@ void EncodeOperator(const OperatorEstimate& estimate, v1::OperatorEstimate& mess
   message.set_state_bytes(estimate.state_bytes);
   message.set_plan(estimate.plan);
   message.set_refusal(estimate.refusal);
+}
+
+void EncodeEstimate(const MemoryEstimate& estimate, v1::MemoryEstimate& message) {
+  message.set_length(estimate.length);
+  message.set_tensor_bytes(estimate.tensor_bytes);
+  message.set_fused_bytes(estimate.fused_bytes);
+  message.set_plan(estimate.plan);
+  if (estimate.layer) {
+    message.mutable_layer()->set_weight_bytes(estimate.layer->weight_bytes);
+    message.mutable_layer()->set_charged_bytes(estimate.layer->charged_bytes);
+    return;
+  }
+  message.set_standard_bytes(estimate.standard_bytes);
+  message.set_chunked_bytes(estimate.chunked_bytes);
+  for (const InputEstimate& input : estimate.inputs) {
+    v1::InputEstimate& input_message = *message.add_inputs();
+    input_message.set_name(input.name);
+    input_message.set_bytes(input.bytes);
+    input_message.set_saved_bytes(input.saved_bytes);
+  }
+  EncodeOperator(estimate.lsh, *message.mutable_lsh());
+  EncodeOperator(estimate.linear, *message.mutable_linear());
 }
 
 absl::Status CheckLengths(const v1::EstimateMemoryRequest& request) {
@@ -150,15 +172,9 @@ absl::Status EstimateLayers(const v1::EstimateMemoryRequest& request, const Plan
   }
   RAPT_ASSIGN_OR_RETURN(const DType dtype, ReadType(request, model->layer->dtype()));
   for (const int64_t length : request.lengths()) {
-    RAPT_ASSIGN_OR_RETURN(const LayerEstimate estimate,
+    RAPT_ASSIGN_OR_RETURN(const MemoryEstimate estimate,
                           EstimateLayer(model->layer, dtype, request.batch(), length, options));
-    v1::MemoryEstimate& message = *response.add_estimates();
-    message.set_length(length);
-    message.set_tensor_bytes(estimate.inputs + estimate.outputs);
-    message.set_fused_bytes(estimate.workspace);
-    message.set_plan(estimate.plan);
-    message.mutable_layer()->set_weight_bytes(estimate.weights);
-    message.mutable_layer()->set_charged_bytes(estimate.charged);
+    EncodeEstimate(estimate, *response.add_estimates());
   }
   return absl::OkStatus();
 }
@@ -238,21 +254,7 @@ absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const Plan
     AddInputs(inputs, problem);
     RAPT_ASSIGN_OR_RETURN(const MemoryEstimate estimate,
                           rapt::EstimateMemory(problem, options, linear_time));
-    v1::MemoryEstimate& message = *response.add_estimates();
-    message.set_length(length);
-    message.set_tensor_bytes(estimate.tensor_bytes);
-    message.set_standard_bytes(estimate.standard_bytes);
-    message.set_chunked_bytes(estimate.chunked_bytes);
-    message.set_fused_bytes(estimate.fused_bytes);
-    message.set_plan(estimate.plan);
-    for (const InputEstimate& input : estimate.inputs) {
-      v1::InputEstimate& input_message = *message.add_inputs();
-      input_message.set_name(std::string(input.name));
-      input_message.set_bytes(input.bytes);
-      input_message.set_saved_bytes(input.saved_bytes);
-    }
-    EncodeOperator(estimate.lsh, *message.mutable_lsh());
-    EncodeOperator(estimate.linear, *message.mutable_linear());
+    EncodeEstimate(estimate, *response.add_estimates());
   }
   response.set_chunk(kEstimateChunk);
   return absl::OkStatus();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "rapt/memory.h"
 #include "rapt/tensor.h"
 
 namespace rapt::client {
@@ -81,30 +82,12 @@ struct Diagnosis {
   std::optional<double> lsh_reachable_weight;
 };
 
-// Inputs of AttendCall in place of a mask or bias of all pairs, by the size that the other members
-// of MemoryQuestion leave open. S is the length; H is 1, or with per_head the number of heads. 0 or
-// false: not given.
-struct CompactInputs {
-  int64_t block_q = 0;  // block_mask [1, H, S / block_q, S / block_k], rounded up; both or neither
-  int64_t block_k = 0;
-  int64_t selected_indices = 0;  // N of [batch, H, S, N]
-  // Biases by distance, at most one.
-  bool alibi = false;
-  int64_t bias_table = 0;     // N of [N, query_heads], in dtype
-  int64_t relative_bias = 0;  // 2c + 1 of [H, 2c + 1], in dtype
-  bool per_head = false;      // H is query_heads; kv_heads for selected_indices
-
-  bool operator==(const CompactInputs&) const = default;
-};
-
-// Attributes of attention in linear time that decide its memory.
-struct LinearTimeOptions {
-  int64_t lsh_hashes = 4;         // num_hashes of lsh_attention
-  int64_t lsh_chunk_length = 64;  // its chunk_length
-  int64_t favor_features = 0;     // num_features of FAVOR; 0: floor(head_size ln head_size)
-
-  bool operator==(const LinearTimeOptions&) const = default;
-};
+using rapt::CompactInputs;
+using rapt::InputEstimate;
+using rapt::LayerEstimate;
+using rapt::LinearTimeOptions;
+using rapt::MemoryEstimate;
+using rapt::OperatorEstimate;
 
 // Self-attention of several lengths.
 struct MemoryQuestion {
@@ -125,41 +108,6 @@ struct LayerMemoryQuestion {
   int64_t batch = 1;
   std::vector<int64_t> lengths = {};
   std::optional<DType> dtype = std::nullopt;  // of the inputs; absent: that of the weights
-};
-
-struct InputEstimate {
-  std::string name;  // "block_mask", "selected_indices", "alibi", "bias_table" or "relative_bias"
-  int64_t bytes = 0;
-  // What it takes less than the mask or attention_bias that means the same; negative if more.
-  int64_t saved_bytes = 0;
-};
-
-// An operator in place of exact attention.
-struct OperatorEstimate {
-  int64_t workspace_bytes = 0;  // the exact workspace of the server's plan
-  int64_t state_bytes = 0;      // what later tokens need instead of keys and values
-  std::string plan;
-  std::string refusal;  // why the operator does not take these sizes; then the rest is empty
-};
-
-struct LayerEstimate {
-  int64_t weight_bytes = 0;   // of the memory budget, as long as the layer is loaded
-  int64_t charged_bytes = 0;  // of the memory budget by a call: Y and workspace, in pooled buffers
-};
-
-// Of a layer only the length, tensor_bytes, fused_bytes, the plan and `layer` are set.
-struct MemoryEstimate {
-  int64_t length = 0;
-  int64_t tensor_bytes = 0;  // Q, K, V and Y, needed in any case; of a layer its inputs and Y
-  // In addition to tensor_bytes:
-  int64_t standard_bytes = 0;  // the whole score matrix, [B, Hq, S, S]
-  int64_t chunked_bytes = 0;   // scores of one block of keys at a time, for all queries
-  int64_t fused_bytes = 0;     // the exact workspace of the server's plan
-  std::string plan;
-  std::vector<InputEstimate> inputs = {};  // those of the question
-  OperatorEstimate lsh = {};               // lsh_attention of S rounded up to whole chunks
-  OperatorEstimate linear = {};            // linear_attention with FAVOR
-  std::optional<LayerEstimate> layer = std::nullopt;
 };
 
 struct MemoryEstimates {

@@ -12,8 +12,8 @@ from rapt_server import RaptServer
 
 HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[3] / "client" / "examples"
-HEADERS = {"attend.h", "cache.h", "cache_transfer.h", "choices.h", "client.h", "data_type.h", "layer.h", "linear.h", "model.h", "patterns.h",
-           "placement.h", "reports.h", "sharded_cache.h", "stream.h", "tensor.h"}  # fmt: skip
+HEADERS = {"attend.h", "cache.h", "cache_transfer.h", "choices.h", "client.h", "data_type.h", "memory.h", "model.h",
+           "patterns.h", "placement.h", "reports.h", "sharded_cache.h", "stream.h", "tensor.h"}  # fmt: skip
 DECODED = [
     "prompt:    red green blue yellow black red green",
     "continues: blue yellow black red green blue yellow black",
