@@ -1,17 +1,13 @@
-// The random numbers of dropout and of random projections: Philox4x32-10, a counter-based
-// generator, so that a backend can generate the number of any weight in any order. Salmon et al.
-// 2011, "Parallel random numbers: as easy as 1, 2, 3".
+// The random numbers of dropout and of random projections, by Philox4x32-10: a backend can generate
+// the number of any weight in any order.
 #ifndef RAPT_ATTENTION_PHILOX_H_
 #define RAPT_ATTENTION_PHILOX_H_
 
-#include <array>
 #include <cstdint>
 
 #include "absl/types/span.h"
 
 namespace rapt {
-
-std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
 // Sets keep[n] for n in [0, count) to whether the weight of key begin + n survives dropout with
 // probability p in [0, 1): draw >= p * 2^32.

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "base/checked_math.h"
 #include "base/invalid.h"
+#include "base/philox.h"
 #include "base/status_macros.h"
 
 namespace rapt::client {
@@ -39,20 +40,6 @@ Tensor MakeMask(int64_t length, Visible visible) {
   return Tensor(DType::kBool, {length, length}, std::move(flags));
 }
 
-// Philox4x32-10 (Salmon et al. 2011).
-std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, uint64_t seed) {
-  std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53} * counter[0];
-    const uint64_t b = uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
-               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
-  }
-  return counter;
-}
-
 // Whether a row of BigBird sees a block without chance.
 bool IsFixed(int64_t row, int64_t column, int64_t blocks) {
   const auto is_edge = [&](int64_t n) { return n == 0 || n == blocks - 1; };
@@ -71,9 +58,9 @@ void DrawBlocks(const BigBird& pattern, int64_t blocks, int64_t head, int64_t ro
   std::array<uint32_t, 4> draws = {};
   for (int64_t t = 0; t < pattern.random && !left.empty(); ++t) {
     if (t % 4 == 0) {
-      draws = Philox({static_cast<uint32_t>(t / 4), static_cast<uint32_t>(row),
-                      static_cast<uint32_t>(head), 0},
-                     pattern.seed);
+      draws = Philox4x32({static_cast<uint32_t>(t / 4), static_cast<uint32_t>(row),
+                          static_cast<uint32_t>(head), 0},
+                         pattern.seed);
     }
     const auto taken = left.begin() + static_cast<int64_t>(draws[t % 4] * left.size() >> 32);
     flags[*taken] = 1;
