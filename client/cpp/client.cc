@@ -19,7 +19,7 @@
 #include "client/cpp/connections.h"
 #include "client/cpp/deadline.h"
 #include "client/cpp/infer_codec.h"
-#include "client/cpp/model_stream_call.h"
+#include "client/cpp/model_stream.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/shared_regions.h"
 #include "client/cpp/stream_call.h"
@@ -500,8 +500,7 @@ absl::StatusOr<ModelResult> Client::Infer(const ModelCall& call, const CallOptio
 }
 
 std::unique_ptr<ModelStream> Client::LinearAttendStream(const CallOptions& options) {
-  return std::make_unique<ModelStreamCall>(core_->connections(), core_->DeadlineOf(options),
-                                           options.stop);
+  return NewLinearAttendStream(core_->connections(), core_->DeadlineOf(options), options.stop);
 }
 
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {

@@ -1,11 +1,13 @@
-#include "client/cpp/operator_codec.h"
+#include "client/cpp/model_stream.h"
 
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
+#include <grpcpp/grpcpp.h>
 
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -102,6 +104,73 @@ absl::Status SetParameter(const ModelCall::Value& value, const pb::FieldDescript
                  choices != nullptr ? choices->full_name() : field.type_name());
 }
 
+// One call on a connection.
+class LinearAttendStream final : public ModelStream {
+ public:
+  LinearAttendStream(Connections& connections, const Deadline& deadline, std::stop_token stop)
+      : connections_(connections),
+        connection_(connections.LeastBusy()),
+        stop_(std::move(stop)),
+        stream_(Start(*connection_, deadline, context_)),
+        on_stop_(stop_, Cancel{&context_}) {}
+  ~LinearAttendStream() override {
+    if (!has_ended_) Abort({}).IgnoreError();
+  }
+
+  absl::StatusOr<ModelResult> Infer(const ModelCall& tokens) override {
+    if (has_ended_) return absl::FailedPreconditionError("the stream has ended");
+    v1::LinearAttendRequest request;
+    if (absl::Status status = EncodeOperator(tokens, request); !status.ok()) return Abort(status);
+    v1::LinearAttendResponse response;
+    // After a failed write there is no response; the status says why.
+    stream_->Write(request);
+    if (!stream_->Read(&response)) {
+      RAPT_RETURN_IF_ERROR(End());
+      return MalformedResponse("the stream ended early");
+    }
+    absl::StatusOr<ModelResult> result = DecodeOperator(tokens, response);
+    if (!result.ok()) return Abort(result.status());
+    return result;
+  }
+
+  absl::Status Finish() override {
+    if (has_ended_) return absl::FailedPreconditionError("the stream has ended");
+    stream_->WritesDone();
+    return End();
+  }
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::LinearAttendRequest, v1::LinearAttendResponse>;
+  struct Cancel {
+    grpc::ClientContext* context;
+    void operator()() const { context->TryCancel(); }
+  };
+
+  static std::unique_ptr<Stream> Start(const Connection& connection, const Deadline& deadline,
+                                       grpc::ClientContext& context) {
+    context.set_deadline(deadline.ToGrpc());
+    return connection.attention->LinearAttendStream(&context);
+  }
+
+  absl::Status End() {
+    has_ended_ = true;
+    return connections_.FromGrpc(stream_->Finish(), stop_.stop_requested());
+  }
+  absl::Status Abort(absl::Status why) {
+    context_.TryCancel();
+    End().IgnoreError();
+    return why;
+  }
+
+  const Connections& connections_;
+  const ConnectionLease connection_;
+  const std::stop_token stop_;
+  grpc::ClientContext context_;
+  const std::unique_ptr<Stream> stream_;
+  const std::stop_callback<Cancel> on_stop_;
+  bool has_ended_ = false;
+};
+
 }  // namespace
 
 absl::Status EncodeOperator(const ModelCall& call, pb::Message& request) {
@@ -136,6 +205,11 @@ absl::StatusOr<ModelResult> DecodeOperator(const ModelCall& call, pb::Message& r
   result.backend = text("backend");
   result.plan = text("plan");
   return result;
+}
+
+std::unique_ptr<ModelStream> NewLinearAttendStream(Connections& connections,
+                                                   const Deadline& deadline, std::stop_token stop) {
+  return std::make_unique<LinearAttendStream>(connections, deadline, std::move(stop));
 }
 
 }  // namespace rapt::client

@@ -1,4 +1,4 @@
-#include "client/cpp/operator_codec.h"
+#include "client/cpp/model_stream.h"
 
 #include <gmock/gmock.h>
 #include <google/protobuf/util/message_differencer.h>
@@ -47,7 +47,7 @@ std::string ErrorOf(const ModelCall& call) {
   return std::string(status.message());
 }
 
-TEST(OperatorCodecTest, SetsTheFieldsOfTheNames) {
+TEST(ModelStreamTest, SetsTheFieldsOfTheNames) {
   Request request;
   const absl::Status status = EncodeOperator(FullCall(), request);
   ASSERT_TRUE(status.ok()) << status;
@@ -63,7 +63,7 @@ TEST(OperatorCodecTest, SetsTheFieldsOfTheNames) {
   EXPECT_EQ(lsh.q().data(), "qq");
 }
 
-TEST(OperatorCodecTest, NamesWhatTheMessageDoesNotTake) {
+TEST(ModelStreamTest, NamesWhatTheMessageDoesNotTake) {
   ModelCall call = FullCall();
   call.inputs[0].second.shape = {3};
   EXPECT_EQ(ErrorOf(call), "query has shape [3] of FP16, which is 6 bytes, but its data has 2");
@@ -97,7 +97,7 @@ absl::StatusOr<ModelResult> DecodeText(const std::string& text) {
   return DecodeOperator(FullCall(), response);
 }
 
-TEST(OperatorCodecTest, TakesTheOutputsOfTheCall) {
+TEST(ModelStreamTest, TakesTheOutputsOfTheCall) {
   const auto result = DecodeText(R"(
       output { dtype: FP16 shape: 1 data: "yy" } present_state { dtype: FP16 shape: 1 data: "ss" }
       present_normalizer { shape: 7 } backend: "cpu" plan: "p" timing { queue_us: 1 })");
@@ -109,7 +109,7 @@ TEST(OperatorCodecTest, TakesTheOutputsOfTheCall) {
   EXPECT_EQ(result->plan, "p");
 }
 
-TEST(OperatorCodecTest, AnInconsistentResponseIsInternal) {
+TEST(ModelStreamTest, AnInconsistentResponseIsInternal) {
   const struct {
     std::string response;
     const char* message;

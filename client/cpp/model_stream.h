@@ -1,11 +1,16 @@
-// Messages of rapt.v1 for the operators, by the names of their fields.
-#ifndef RAPT_CLIENT_CPP_OPERATOR_CODEC_H_
-#define RAPT_CLIENT_CPP_OPERATOR_CODEC_H_
+// Streams of calls of an operator that has a state.
+#ifndef RAPT_CLIENT_CPP_MODEL_STREAM_H_
+#define RAPT_CLIENT_CPP_MODEL_STREAM_H_
 
 #include <google/protobuf/message.h>
 
+#include <memory>
+#include <stop_token>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/cpp/connections.h"
+#include "client/cpp/deadline.h"
 #include "rapt/model.h"
 
 namespace rapt::client {
@@ -19,6 +24,10 @@ absl::Status EncodeOperator(const ModelCall& call, google::protobuf::Message& re
 absl::StatusOr<ModelResult> DecodeOperator(const ModelCall& call,
                                            google::protobuf::Message& response);
 
+// Starts a LinearAttendStream. `connections` outlive it.
+std::unique_ptr<ModelStream> NewLinearAttendStream(Connections& connections,
+                                                   const Deadline& deadline, std::stop_token stop);
+
 }  // namespace rapt::client
 
-#endif  // RAPT_CLIENT_CPP_OPERATOR_CODEC_H_
+#endif  // RAPT_CLIENT_CPP_MODEL_STREAM_H_
