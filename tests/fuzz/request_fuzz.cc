@@ -20,8 +20,8 @@
 #include "server/protocols/message_parts.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/rapt/codec.h"
-#include "server/protocols/rapt/operator_stream.h"
 #include "server/protocols/rapt/operator_codec.h"
+#include "server/protocols/rapt/operator_stream.h"
 #include "server/protocols/response_size.h"
 #include "tests/support/wire_message.h"
 

@@ -35,7 +35,7 @@ struct ModelCall {
 
 struct ModelResult {
   std::map<std::string, Tensor> outputs;
-  std::string backend, plan;  // as in AttendResult, of a stream; the protocol of Infer() has neither
+  std::string backend, plan;  // as in AttendResult, of streams only
 };
 
 // Calls of an operator that has a state: the server keeps it from message to message. Results equal
