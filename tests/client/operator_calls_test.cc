@@ -10,9 +10,13 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "attention/attributes.h"
+#include "client/cli/attention_caller.h"
 #include "client/cli/tensor_file.h"
+#include "client/cpp/call_fields.h"
 #include "rapt/client.h"
 #include "tests/support/operator_cases.h"
 #include "tests/support/server_process.h"
@@ -71,6 +75,130 @@ class Infer final : public CaseInterface {
   }
 
   const std::unique_ptr<client::Client> client_;
+};
+
+// Attention as a struct, by a server or in this process.
+class Typed final : public CaseInterface {
+ public:
+  explicit Typed(std::unique_ptr<AttentionCaller> caller) : caller_(std::move(caller)) {}
+
+  bool Carries(const OperatorCase& c) override { return c.schema().method.empty(); }
+
+  absl::StatusOr<CaseTensors> Call(const OperatorCase& c, const CaseTensors& inputs) override {
+    client::BackwardCall backward;
+    client::AttendCall& call = backward.call;
+    call.alignment = Alignment::kOnnx;  // the table's default
+    for (const auto& [name, tensor] : inputs) SetTensor(c, name, tensor, backward);
+    for (const auto& [name, text] : c.attributes) SetAttribute(c, name, text, call);
+    if (c.op == "attention_backward") {
+      for (const std::string& name : c.wants) backward.gradients.push_back(OutputOf(c, name));
+      const absl::StatusOr<client::BackwardResult> result = caller_->AttendBackward(backward);
+      if (!result.ok()) return result.status();
+      return TensorsOf(c, [&](const std::string& name) {
+        const std::optional<client::Tensor>& tensor = (*result).*client::FindGradient(name)->member;
+        return tensor ? &*tensor : nullptr;
+      });
+    }
+    for (const std::string& name : c.wants) {
+      if (name == "lse") call.wants_lse = true;
+      if (absl::StartsWith(name, "present_")) call.wants_present = true;
+    }
+    const absl::StatusOr<client::AttendResult> result = caller_->Attend(call);
+    if (!result.ok()) return result.status();
+    return TensorsOf(
+        c, [&](const std::string& name) { return client::FindCallOutput(name)->In(*result); });
+  }
+
+  std::string NameOf(const OperatorCase& c, const std::string& name) override {
+    if (const TensorSchema* input = FindRow(c.schema().inputs, name)) return NativeOf(*input);
+    for (const AttributeInfo& info : Attributes()) {
+      if (info.onnx == name) return std::string(info.native);
+    }
+    return name;
+  }
+  bool CanExpress(const OperatorCase&, const AttributeSchema& attribute) override {
+    return std::holds_alternative<int64_t>(attribute.kind)
+               ? attribute.name != "qk_matmul_output_mode"
+               : std::holds_alternative<double>(attribute.kind);
+  }
+
+ private:
+  static std::string NativeOf(const TensorSchema& tensor) {
+    return std::string(rapt::InfoOf(tensor.slot.role()).native);
+  }
+  static std::string OutputOf(const OperatorCase& c, const std::string& name) {
+    return NativeOf(*FindRow(c.schema().outputs, name));
+  }
+
+  static void SetTensor(const OperatorCase& c, const std::string& name, const CaseTensor& tensor,
+                        client::BackwardCall& call) {
+    const std::string native = NativeOf(*FindRow(c.schema().inputs, name));
+    const client::TensorView view = {tensor.dtype,
+                                     client::Shape(tensor.shape.begin(), tensor.shape.end()),
+                                     BytesOf(tensor.bytes)};
+    if (native == "key_lengths") {
+      const auto* lengths = reinterpret_cast<const int64_t*>(tensor.bytes.data());
+      call.call.key_lengths = {lengths, tensor.bytes.size() / sizeof(int64_t)};
+    } else if (const client::CallTensor* field = client::FindCallTensor(native)) {
+      field->Set(call.call, view);
+    } else {
+      client::FindBackwardTensor(native)->Set(call, view);
+    }
+  }
+
+  void SetAttribute(const OperatorCase& c, const std::string& name, const std::string& text,
+                    client::AttendCall& call) {
+    const AttributeValue value =
+        ReadValue(*FindRow(c.schema().attributes, name), GivenValue(text)).value();
+    if (name == "dropout_probability") {
+      call.dropout =
+          client::Dropout{std::get<double>(value), call.dropout ? call.dropout->seed : 0};
+    } else if (name == "dropout_seed") {
+      call.dropout->seed = std::get<uint64_t>(value);
+    } else if (name == "softmax_precision") {
+      call.softmax_in_fp64 = std::get<DType>(value) == DType::kFloat64;
+    } else if (name == "qk_matmul_output_mode") {
+      call.score_output = static_cast<ScoreOutput>(std::get<int64_t>(value));
+    } else if (name == "layout") {
+      call.layout = static_cast<Layout>(std::get<uint8_t>(value));
+    } else if (name == "alignment") {
+      call.alignment = static_cast<Alignment>(std::get<uint8_t>(value));
+    } else {
+      const auto set = [&](auto& member) {
+        std::visit(
+            [&](auto given) {
+              if constexpr (requires { member = static_cast<ValueOf<decltype(member)>>(given); }) {
+                member = static_cast<ValueOf<decltype(member)>>(given);
+              }
+            },
+            value);
+      };
+      client::FindCallAttribute(NameOf(c, name))->Visit(call, set);
+    }
+  }
+
+  // The type of a member that may be optional.
+  template <typename T>
+  static T WithoutOptional(const std::optional<T>&);
+  template <typename T>
+  static T WithoutOptional(const T&);
+  template <typename Member>
+  using ValueOf = decltype(WithoutOptional(std::declval<Member>()));
+
+  template <typename Find>
+  static CaseTensors TensorsOf(const OperatorCase& c, Find find) {
+    CaseTensors outputs;
+    for (const TensorSchema& output : c.schema().outputs) {
+      const client::Tensor* const tensor = find(NativeOf(output));
+      if (tensor == nullptr) continue;
+      outputs[std::string(output.name)] = {tensor->dtype(),
+                                           Shape(tensor->shape().begin(), tensor->shape().end()),
+                                           TextOf(tensor->bytes())};
+    }
+    return outputs;
+  }
+
+  const std::unique_ptr<AttentionCaller> caller_;
 };
 
 // `rapt run` with arrays in files.
@@ -161,6 +289,18 @@ TEST_F(OperatorCallsTest, TheClientReturnsTheBitsOfTheOperator) {
 TEST_F(OperatorCallsTest, TheClientNamesWhatIsRefused) {
   Infer infer(server_);
   ExpectNamesWhatIsRefused(infer);
+}
+
+TEST_F(OperatorCallsTest, AStructOfAttentionReturnsTheBitsOfTheOperator) {
+  Typed remote(NewRemoteCaller(client::Client::Connect(server_.grpc_address()).value()));
+  ExpectReturnsTheBitsOfTheOperator(remote);
+  ExpectNamesWhatIsRefused(remote);
+}
+
+TEST(LocalOperatorCallsTest, AStructOfAttentionReturnsTheBitsOfTheOperator) {
+  Typed local(NewLocalCaller());
+  ExpectReturnsTheBitsOfTheOperator(local);
+  ExpectNamesWhatIsRefused(local);
 }
 
 TEST_F(OperatorCallsTest, TheCommandLineReturnsTheBitsOfTheServer) {

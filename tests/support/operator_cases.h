@@ -91,7 +91,9 @@ class CaseInterface {
  public:
   virtual ~CaseInterface() = default;
 
-  // Errors have the text of the interface.
+  // Whether the interface has the operator.
+  virtual bool Carries(const OperatorCase& /*c*/) { return true; }
+  // REQUIRES: Carries(c). Errors have the text of the interface.
   virtual absl::StatusOr<CaseTensors> Call(const OperatorCase& c, const CaseTensors& inputs) = 0;
 
   // The name of a tensor or attribute in errors. Empty: the table's, and the words as well.

@@ -1,36 +1,27 @@
-// Every row of the attention library's tables of tensors and attributes passes through the client
-// library, the server's codec and the command line. Fails for a row that one of them lacks.
+// The client library's tables have every row of the attention library's, and `rapt attend` a flag
+// for each. operator_calls_test has calls.
 #include "client/cpp/call_fields.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "attention/attributes.h"
-#include "attention/backend.h"
-#include "attention/diagnosis.h"
 #include "attention/field_names.h"
-#include "attention/plan.h"
 #include "attention/roles.h"
-#include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/tensor_file.h"
 #include "client/cpp/codec.h"
-#include "server/protocols/rapt/codec.h"
 #include "tests/support/table_values.h"
-#include "tests/support/wire_message.h"
 
 namespace rapt::client {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::string Encoded(const AttendCall& call) {
   const absl::StatusOr<RequestMessage> message = EncodeAttend(call, /*max_bytes=*/1 << 20);
@@ -42,20 +33,6 @@ std::string Encoded(const AttendCall& call) {
     bytes.append(reinterpret_cast<const char*>(piece.payload.data()), piece.payload.size());
   }
   return bytes;
-}
-
-// The problem that the server computes, or its error.
-std::string ServedProblem(const AttendCall& call) {
-  const test::WireMessage message(Encoded(call));
-  const auto decoded = native::DecodeAttend(message.bytes(), SharedMemory({}));
-  return decoded.ok() ? Describe(decoded->request.call.problem)
-                      : std::string(decoded.status().message());
-}
-
-// The problem that `rapt --local` computes, or its error.
-std::string LocalProblem(const AttendCall& call) {
-  const absl::StatusOr<Diagnosis> diagnosis = NewLocalCaller()->Diagnose(call);
-  return diagnosis.ok() ? diagnosis->problem : std::string(diagnosis.status().message());
 }
 
 // A call with every input of `problem`, each filled with a number of its own.
@@ -129,108 +106,6 @@ TEST(CallFieldsTest, HaveEveryRowOfTheLibrarysTables) {
   EXPECT_THAT(without, ElementsAre("dropout_probability"));
 }
 
-TEST(CallFieldsTest, EveryAttributeArrivesAtTheServerAndInTheLocalLibrary) {
-  FullCall full;
-  const std::string usual = ServedProblem(full.call);
-  EXPECT_EQ(LocalProblem(full.call), usual);
-  for (const CallAttribute& attribute : CallAttributes()) {
-    SCOPED_TRACE(attribute.name);
-    for (const AttributeInfo& info : Attributes()) {
-      if (info.native != attribute.name) continue;
-      AttendCall call = full.call;
-      attribute.Visit(call, [&](auto& value) { test::SetUnusual(info, value); });
-      if (call.alpha) call.normalizer = Normalizer::kEntmax;
-      if (call.normalizer != Normalizer::kSoftmax) call.head_sink = std::nullopt;
-      const std::string served = ServedProblem(call);
-      EXPECT_NE(served, usual);
-      EXPECT_EQ(LocalProblem(call), served);
-      if (!test::IsInProblem(info)) continue;
-      EXPECT_THAT(served, HasSubstr(test::UnusualText(info)));
-    }
-  }
-}
-
-TEST(CallFieldsTest, EveryTensorArrivesAtTheServer) {
-  for (Role table : test::kRelativeTables) {
-    const Problem problem = test::EveryTensorWith(table);
-    FullCall full(problem);
-    const test::WireMessage message(Encoded(full.call));
-    const auto decoded = native::DecodeAttend(message.bytes(), SharedMemory({}));
-    ASSERT_TRUE(decoded.ok()) << decoded.status();
-    for (Role role : InputTensorsOf(problem)) {
-      EXPECT_EQ(test::Gather(decoded->request.inputs[role]), full.bytes[role])
-          << kNativeNames[role];
-    }
-    EXPECT_EQ(decoded->request.key_lengths, full.key_lengths);
-  }
-}
-
-TEST(CallFieldsTest, EveryTensorArrivesInTheLocalLibrary) {
-  for (Role table : test::kRelativeTables) {
-    const Problem problem = test::EveryTensorWith(table);
-    FullCall full(problem);
-    const absl::StatusOr<Diagnosis> diagnosis = NewLocalCaller()->Diagnose(full.call);
-    ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
-    size_t n = 0;
-    for (Role role : InputTensorsOf(problem)) {
-      ASSERT_LT(n, diagnosis->inputs.size());
-      const TensorReport& input = diagnosis->inputs[n++];
-      EXPECT_EQ(input.name, kNativeNames[role]);
-      const bool is_one = input.dtype == DType::kBool || input.dtype == DType::kInt64;
-      const bool is_index = input.dtype == DType::kInt32;
-      EXPECT_EQ(input.range.max, is_one ? 1 : is_index ? 3 : FullCall::ValueOf(role)) << input.name;
-    }
-    EXPECT_EQ(diagnosis->inputs.size(), n);
-  }
-}
-
-// The call requests every output.
-AttendCall WithEveryOutput(AttendCall call) {
-  call.score_output = ScoreOutput::kBiased;
-  call.wants_lse = call.wants_present = true;
-  return call;
-}
-
-TEST(CallFieldsTest, EveryOutputOfTheServerArrivesAtTheClient) {
-  FullCall full;
-  const AttendCall call = WithEveryOutput(full.call);
-  const test::WireMessage message(Encoded(call));
-  const auto decoded = native::DecodeAttend(message.bytes(), SharedMemory({}));
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const ResolvedCall& resolved = decoded->request.call;
-  OutputMap<std::string> sent;
-  Result result;
-  result.routing.backend = BuiltInBackends()[0];
-  for (Role role : kOutputs) {
-    const absl::StatusOr<int64_t> bytes = ByteSize("output", resolved.outputs[role]);
-    ASSERT_TRUE(bytes.ok()) << bytes.status();
-    sent[role] = std::string(static_cast<size_t>(*bytes), static_cast<char>(role));
-    const auto* data = reinterpret_cast<const std::byte*>(sent[role].data());
-    result.outputs[role].bytes = {data, sent[role].size()};
-  }
-  const test::WireMessage answer(test::Gather(native::EncodeResult(resolved, {}, result)));
-  const absl::StatusOr<AttendResult> received =
-      DecodeAttend(WantedBy(call), answer.bytes().bytes, answer.bytes().size);
-  ASSERT_TRUE(received.ok()) << received.status();
-  for (Role role : kOutputs) {
-    SCOPED_TRACE(kNativeNames[role]);
-    const Tensor* tensor = FindCallOutput(kNativeNames[role])->In(*received);
-    ASSERT_NE(tensor, nullptr);
-    const absl::Span<const std::byte> bytes = tensor->bytes();
-    EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), sent[role]);
-    EXPECT_EQ(tensor->shape(), resolved.outputs[role].shape);
-  }
-}
-
-TEST(CallFieldsTest, EveryOutputOfTheLocalLibraryIsReturned) {
-  FullCall full;
-  const absl::StatusOr<AttendResult> result = NewLocalCaller()->Attend(WithEveryOutput(full.call));
-  ASSERT_TRUE(result.ok()) << result.status();
-  for (const CallOutput& output : CallOutputs()) {
-    EXPECT_NE(output.In(*result), nullptr) << output.name;
-  }
-}
-
 // The gradients of every input of `problem` that has one, in a call of floats.
 struct FullBackward {
   explicit FullBackward(const Problem& problem) : full(WithFloatMask(problem)) {
@@ -263,23 +138,6 @@ struct FullBackward {
   FullCall full;
   BackwardCall call;
 };
-
-TEST(CallFieldsTest, EveryGradientOfTheLocalLibraryIsReturned) {
-  for (Role table : test::kRelativeTables) {
-    const FullBackward full(test::EveryTensorWith(table));
-    const absl::StatusOr<BackwardResult> result = NewLocalCaller()->AttendBackward(full.call);
-    ASSERT_TRUE(result.ok()) << result.status();
-    for (const GradientField& gradient : Gradients()) {
-      SCOPED_TRACE(gradient.name);
-      const TensorView* input = FindCallTensor(FullBackward::InputOf(gradient))->In(full.call.call);
-      const std::optional<Tensor>& returned = (*result).*gradient.member;
-      ASSERT_EQ(returned.has_value(), input != nullptr);
-      if (returned) {
-        EXPECT_EQ(returned->shape(), input->shape);
-      }
-    }
-  }
-}
 
 TEST(CallFieldsTest, EveryInputOfTheBackwardPassHasAFlagThatSetsIt) {
   const FullBackward full(test::MostTensors());
