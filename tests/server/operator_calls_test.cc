@@ -447,6 +447,41 @@ class InferInJson final : public CaseInterface {
   const ServerProcess& server_;
 };
 
+// What no value of a tensor or attribute of the table has.
+TEST(OperatorMessagesTest, ErrorsNameTheFieldAndItsValues) {
+  const struct {
+    const char* message;
+    void (*change)(v1::LinearAttendRequest& request);
+  } kCases[] = {
+      {"decay has dtype INT32; it must be FP32, FP16, BF16 or FP64",
+       [](auto& r) { r.mutable_decay()->set_dtype(v1::INT32); }},
+      {"past_state has 10 bytes of data; its shape",
+       [](auto& r) { r.mutable_past_state()->mutable_data()->resize(10); }},
+      {"query has a shape of rank 9; it must be at most 8",
+       [](auto& r) { r.mutable_query()->mutable_shape()->Resize(9, 1); }},
+      {"update_rule is 7; it must be UPDATE_GATED_DELTA (0)",
+       [](auto& r) { r.set_update_rule(static_cast<v1::UpdateRule>(7)); }},
+      {"state_type is INT8; it must be FP32", [](auto& r) { r.set_state_type(v1::INT8); }},
+      {"seed is given; it needs feature_map favor", [](auto& r) { r.set_seed(0); }},
+      {"nonpad_kv_seqlen[1] is -1; it must be from 0 to the length 9",
+       [](auto& r) { r.set_nonpad_kv_seqlen(1, -1); }},
+  };
+  const ServerProcess server({"--threads=2"});
+  const auto stub = v1::AttentionService::NewStub(
+      grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
+  const OperatorCase& c = OperatorCases().front();
+  for (const auto& [message, change] : kCases) {
+    const std::unique_ptr<pb::Message> request = RequestOf(c, InputsOf(c));
+    change(static_cast<v1::LinearAttendRequest&>(*request));
+    grpc::ClientContext context;
+    v1::LinearAttendResponse response;
+    const grpc::Status status = stub->LinearAttend(
+        &context, static_cast<const v1::LinearAttendRequest&>(*request), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << message;
+    EXPECT_THAT(status.error_message(), ::testing::HasSubstr(message));
+  }
+}
+
 template <typename Interface>
 class OperatorCallsTest : public ::testing::Test {
  protected:
