@@ -1,6 +1,7 @@
 // Every operator through every interface of the server, by the table of cases: the Open Inference
 // Protocol and rapt.v1, over gRPC and in JSON over HTTP.
 #include <gmock/gmock.h>
+#include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -11,7 +12,6 @@
 #include <cstring>
 #include <future>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
@@ -21,6 +21,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "attention/attention_schema.h"
 #include "attention/attributes.h"
@@ -36,7 +38,6 @@ namespace rapt::test {
 namespace {
 
 namespace pb = google::protobuf;
-using Json = nlohmann::json;
 
 // --- Fields of rapt.v1 ---------------------------------------------------------------------------
 
@@ -226,14 +227,14 @@ absl::Status StatusOf(const grpc::Status& status) {
   return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
 }
 
-// Returns the body of the answer, or the error that it has.
+// Returns the body of the answer; of another than 200, as an error.
 absl::StatusOr<std::string> Post(const ServerProcess& server, const std::string& path,
                                  const std::string& body) {
   const RawResponse response = RawHttp(server.http_address()).Ask(RequestText("POST", path, body));
   if (response.status == 200) return response.body;
   return absl::Status(
       response.status == 400 ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kUnknown,
-      Json::parse(response.body).at("error").get<std::string>());
+      response.body);
 }
 
 class Native : public CaseInterface {
@@ -376,32 +377,30 @@ class InferInJson final : public CaseInterface {
   explicit InferInJson(const ServerProcess& server) : server_(server) {}
 
   absl::StatusOr<CaseTensors> Call(const OperatorCase& c, const CaseTensors& inputs) override {
-    Json request = {{"inputs", Json::array()}, {"parameters", Json::object()}};
+    std::vector<std::string> tensors, parameters, outputs;
     for (const auto& [name, tensor] : inputs) {
-      request["inputs"].push_back({{"name", name},
-                                   {"datatype", rapt::NameOf(tensor.dtype)},
-                                   {"shape", tensor.shape},
-                                   {"data", NumbersOf(tensor)}});
+      tensors.push_back(absl::StrCat(R"({"name":")", name, R"(","datatype":")",
+                                     rapt::NameOf(tensor.dtype), R"(","shape":[)",
+                                     absl::StrJoin(tensor.shape, ","), R"(],"data":[)",
+                                     absl::StrJoin(NumbersOf(tensor), ","), "]}"));
     }
     for (const auto& [name, text] : c.attributes) {
       const AttributeValue& kind = FindRow(c.schema().attributes, name)->kind;
       const bool is_text = std::holds_alternative<uint8_t>(kind) ||
                            std::holds_alternative<DType>(kind) || text == "inf";
-      request["parameters"][name] = is_text ? Json(text) : Json::parse(text);
+      const char* const quote = is_text ? "\"" : "";
+      parameters.push_back(absl::StrCat("\"", name, "\":", quote, text, quote));
     }
-    for (const std::string& name : c.outputs()) request["outputs"].push_back({{"name", name}});
+    for (const std::string& name : c.outputs()) {
+      outputs.push_back(absl::StrCat(R"({"name":")", name, R"("})"));
+    }
+    const std::string request = absl::StrCat(R"({"inputs":[)", absl::StrJoin(tensors, ","),
+                                             R"(],"parameters":{)", absl::StrJoin(parameters, ","),
+                                             R"(},"outputs":[)", absl::StrJoin(outputs, ","), "]}");
     const absl::StatusOr<std::string> answer =
-        Post(server_, absl::StrCat("/v2/models/", c.op, "/infer"), request.dump());
+        Post(server_, absl::StrCat("/v2/models/", c.op, "/infer"), request);
     if (!answer.ok()) return answer.status();
-    const Json response = Json::parse(*answer);
-    CaseTensors outputs;
-    for (const Json& output : response.at("outputs")) {
-      CaseTensor& tensor = outputs[output.at("name")];
-      tensor.dtype = *DTypeNamed(output.at("datatype").get<std::string>());
-      for (const Json& axis : output.at("shape")) tensor.shape.push_back(axis);
-      for (const Json& number : output.at("data")) Append(number, tensor);
-    }
-    return outputs;
+    return TensorsIn(*answer);
   }
 
  private:
@@ -412,36 +411,47 @@ class InferInJson final : public CaseInterface {
     return element;
   }
 
-  static Json NumbersOf(const CaseTensor& tensor) {
-    Json numbers = Json::array();
+  static std::vector<std::string> NumbersOf(const CaseTensor& tensor) {
+    std::vector<std::string> numbers;
+    const auto* const bytes = reinterpret_cast<const std::byte*>(tensor.bytes.data());
     const int64_t count = static_cast<int64_t>(tensor.bytes.size()) / SizeOf(tensor.dtype);
     for (int64_t n = 0; n < count; ++n) {
-      if (IsFloat(tensor.dtype)) {
-        numbers.push_back(
-            LoadElement(reinterpret_cast<const std::byte*>(tensor.bytes.data()), tensor.dtype, n));
-      } else if (tensor.dtype == DType::kBool) {
-        numbers.push_back(ElementOf<bool>(tensor, n));
-      } else if (tensor.dtype == DType::kInt32) {
-        numbers.push_back(ElementOf<int32_t>(tensor, n));
-      } else {
-        numbers.push_back(ElementOf<int64_t>(tensor, n));
-      }
+      numbers.push_back(
+          IsFloat(tensor.dtype) ? absl::StrFormat("%.17g", LoadElement(bytes, tensor.dtype, n))
+          : tensor.dtype == DType::kBool  ? absl::StrCat(ElementOf<uint8_t>(tensor, n))
+          : tensor.dtype == DType::kInt32 ? absl::StrCat(ElementOf<int32_t>(tensor, n))
+                                          : absl::StrCat(ElementOf<int64_t>(tensor, n)));
     }
     return numbers;
   }
 
-  static void Append(const Json& number, CaseTensor& tensor) {
+  static CaseTensors TensorsIn(const std::string& answer) {
+    pb::Struct response;
+    EXPECT_TRUE(pb::util::JsonStringToMessage(answer, &response).ok()) << answer;
+    CaseTensors tensors;
+    for (const pb::Value& output : response.fields().at("outputs").list_value().values()) {
+      const auto& fields = output.struct_value().fields();
+      CaseTensor& tensor = tensors[fields.at("name").string_value()];
+      tensor.dtype = *DTypeNamed(fields.at("datatype").string_value());
+      for (const pb::Value& axis : fields.at("shape").list_value().values()) {
+        tensor.shape.push_back(static_cast<int64_t>(axis.number_value()));
+      }
+      for (const pb::Value& number : fields.at("data").list_value().values()) {
+        Append(number, tensor);
+      }
+    }
+    return tensors;
+  }
+
+  static void Append(const pb::Value& number, CaseTensor& tensor) {
+    const bool is_text = number.kind_case() == pb::Value::kStringValue;  // "-Infinity"
+    const double value = is_text ? std::stod(number.string_value()) : number.number_value();
     const size_t begin = tensor.bytes.size();
     tensor.bytes.resize(begin + static_cast<size_t>(SizeOf(tensor.dtype)));
     auto* const bytes = reinterpret_cast<std::byte*>(&tensor.bytes[begin]);
-    if (IsFloat(tensor.dtype)) {
-      const double value =
-          number.is_string() ? std::stod(number.get<std::string>()) : number.get<double>();
-      StoreElement(bytes, tensor.dtype, 0, value);
-    } else {
-      const auto integer = number.get<int32_t>();
-      std::memcpy(bytes, &integer, sizeof(integer));
-    }
+    if (IsFloat(tensor.dtype)) return StoreElement(bytes, tensor.dtype, 0, value);
+    const auto integer = static_cast<int32_t>(value);
+    std::memcpy(bytes, &integer, sizeof(integer));
   }
 
   const ServerProcess& server_;
