@@ -47,7 +47,7 @@ test_torch() {
   need_python "$TORCH_ENV" tests/conformance/requirements-torch.txt
   PYTHONPATH=client/python:tests/conformance RAPT_LIBRARY=$PWD/build/release/lib/librapt_attention.so \
     RAPT_SERVER=build/release/bin/rapt-server run_pytest "$TORCH_ENV" \
-    tests/client/python/{capture,torch}_cases.py tests/conformance/torch_remote_cases.py
+    tests/client/python/{capture,torch,torch_flex}_cases.py tests/conformance/torch_remote_cases.py
   need_python "$TRANSFORMERS_4_ENV" tests/conformance/requirements-transformers-4.txt --no-deps
   local first  # in the path: transformers 5 is that of the environment
   for first in "" "$(echo "$TRANSFORMERS_4_ENV"/lib/python3*/site-packages):"; do

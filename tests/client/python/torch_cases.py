@@ -11,6 +11,7 @@ import rapt
 import rapt.torch
 import torch
 import transformers
+from rapt.torch._operators import Problem
 from rapt_server import RaptServer
 
 F = torch.nn.functional
@@ -182,10 +183,20 @@ def test_the_operators_are_as_pytorch_expects():
     mask, bias = normal(2, 1, 7, 9, requires_grad=True), normal(1, 4, 7, 9, requires_grad=True)
     sink = normal(4, requires_grad=True)
     selected, lengths = torch.tensor([[[[0, 3, -1]] * 7]] * 2, dtype=torch.int32), torch.tensor([9, 8])
-    plain = (q, k, k, None, None, None, None, None, None, 0.0, True, 0.5, 0.0, None, None, False, False)
-    full = (q, k, k, mask, bias, sink, selected, lengths, None, 0.0, True, None, 3.0, 4, 0, True, True)
-    for arguments in (plain, full):
-        torch.library.opcheck(torch.ops.rapt.attention.default, arguments)
+    table, seen = normal(4, 9, requires_grad=True), torch.tensor([[[[True, False, True, True, False], [True] * 5]]])
+    plain = Problem(q, k, k, causal=True, scale=0.5)
+    full = plain._replace(mask=mask, attention_bias=bias, head_sink=sink, selected_indices=selected, key_lengths=lengths)
+    full = full._replace(softcap=3.0, window_left=4, window_right=0, bottom_right=True)
+    blocks = plain._replace(relative_bias=table, block_mask=seen, block_q=4, block_k=2, window_left=3, prefix_keys=2)
+    for problem in (plain, full, blocks):
+        torch.library.opcheck(torch.ops.rapt.attention.default, (*problem, False))
+        dropped = (*problem._replace(dropout=0.5, seed=torch.tensor(7)), True)
+        torch.library.opcheck(torch.ops.rapt.attention.default, dropped)
+    with torch.no_grad():
+        y, lse, _ = torch.ops.rapt.attention.default(*full, False)
+        for dlse in (None, lse):
+            arguments = (y, dlse, y, lse, *(x.detach() if isinstance(x, torch.Tensor) else x for x in full), ["mask", "head_sink"])
+            torch.library.opcheck(torch.ops.rapt.attention_backward.default, arguments)
 
 
 def test_compiled_functions_have_no_graph_break():

@@ -12,13 +12,19 @@ transformers.
 
 from typing import TYPE_CHECKING, Any
 
+from ._flex import flex_attention
 from ._operators import attention, scaled_dot_product_attention
 from ._transformers import register_transformers
 
 if TYPE_CHECKING:
     from ._remote import RemoteCache as RemoteCache
 
-__all__ = ["attention", "register_transformers", "scaled_dot_product_attention"]  # and RemoteCache, which needs transformers
+__all__ = [  # and RemoteCache, which needs transformers
+    "attention",
+    "flex_attention",
+    "register_transformers",
+    "scaled_dot_product_attention",
+]
 
 
 def __getattr__(name: str) -> Any:

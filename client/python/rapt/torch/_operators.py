@@ -20,6 +20,8 @@ class Problem(NamedTuple):
     head_sink: Tensor | None = None
     selected_indices: Tensor | None = None
     key_lengths: Tensor | None = None
+    relative_bias: Tensor | None = None
+    block_mask: Tensor | None = None
     seed: Tensor | None = None  # of dropout
     dropout: float = 0.0
     causal: bool = False
@@ -28,6 +30,9 @@ class Problem(NamedTuple):
     window_left: int | None = None
     window_right: int | None = None
     bottom_right: bool = False
+    block_q: int | None = None
+    block_k: int | None = None
+    prefix_keys: int = 0
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return _readable(self.q), _readable(self.k), _readable(self.v)
@@ -50,21 +55,27 @@ class Problem(NamedTuple):
             "head_sink": _contiguous(self.head_sink),
             "selected_indices": self._selected_indices(),
             "key_lengths": _contiguous(self.key_lengths),
+            "relative_bias": _contiguous(self.relative_bias),
+            "block_mask": _with_stride(self.block_mask),
             "dropout": None if self.seed is None else (self.dropout, int(self.seed)),
             "causal": self.causal,
             "scale": self.scale,
             "softcap": self.softcap,
             "window": None if window == (None, None) else window,
             "alignment": "bottom_right" if self.bottom_right else "top_left",
+            "block_q": self.block_q,
+            "block_k": self.block_k,
+            "prefix_keys": self.prefix_keys or None,
         }
 
 
 _PROBLEM = (
     "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? attention_bias, Tensor? head_sink, Tensor? selected_indices,"
-    " Tensor? key_lengths, Tensor? seed, float dropout, bool causal, float? scale, float softcap, SymInt? window_left,"
-    " SymInt? window_right, bool bottom_right"
+    " Tensor? key_lengths, Tensor? relative_bias, Tensor? block_mask, Tensor? seed, float dropout, bool causal,"
+    " float? scale, float softcap, SymInt? window_left, SymInt? window_right, bool bottom_right, SymInt? block_q,"
+    " SymInt? block_k, SymInt prefix_keys"
 )
-_GRADIENTS = {"mask": "d_mask", "attention_bias": "d_attention_bias", "head_sink": "d_head_sink"}  # those that may be wanted
+_GRADIENTS = {name: f"d_{name}" for name in ("mask", "attention_bias", "head_sink", "relative_bias")}  # that may be wanted
 
 
 def check_integers(name: str, x: Tensor) -> Tensor:
@@ -113,22 +124,22 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     "rapt::attention_backward",
     mutates_args=(),
     device_types="cpu",
-    schema=f"(Tensor dy, Tensor y, Tensor lse, {_PROBLEM}, str[] wanted) -> Tensor[]",
+    schema=f"(Tensor dy, Tensor? dlse, Tensor y, Tensor lse, {_PROBLEM}, str[] wanted) -> Tensor[]",
 )
 def _attention_backward(*arguments: Any) -> list[Tensor]:
     """dq, dk, dv and the gradients of the wanted inputs."""
-    dy, y, lse, *parts, wanted = arguments
+    dy, dlse, y, lse, *parts, wanted = arguments
     problem = Problem(*parts)
     names = ["dq", "dk", "dv", *(_GRADIENTS[name] for name in wanted)]
     found = attend_backward(
-        *problem.tensors(), _readable(dy), gradients=names, y=y, lse=lse, **problem.options()
+        *problem.tensors(), _readable(dy), gradients=names, y=y, lse=lse, dlse=_contiguous(dlse), **problem.options()
     )
     return [found[name] for name in names]
 
 
 @_attention_backward.register_fake
 def _(*arguments: Any) -> list[Tensor]:
-    _, _, _, *parts, wanted = arguments
+    _, _, _, _, *parts, wanted = arguments
     problem = Problem(*parts)
     inputs = [problem.q, problem.k, problem.v, *(getattr(problem, name) for name in wanted)]
     return [x.new_empty(x.shape) for x in inputs]
@@ -139,19 +150,26 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(output[0], output[1], *(x for x in parts if isinstance(x, Tensor)))
     ctx.parts = [None if isinstance(x, Tensor) else x for x in parts]
     ctx.places = [n for n, x in enumerate(parts) if isinstance(x, Tensor)]
+    ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dy: Tensor, _lse: Tensor, _weights: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dy: Tensor | None, dlse: Tensor | None, _weights: Tensor | None) -> tuple[Tensor | None, ...]:
     y, lse, *tensors = ctx.saved_tensors
+    dy = torch.zeros_like(y) if dy is None else dy
     saved = dict(zip(ctx.places, tensors))
     problem = [saved.get(n, x) for n, x in enumerate(ctx.parts)]
     wants = dict(zip(Problem._fields, ctx.needs_input_grad))
     wanted = [name for name in _GRADIENTS if wants[name]]
-    gradients = dict(zip(["q", "k", "v", *wanted], _attention_backward(dy, y, lse, *problem, wanted)))
+    gradients = dict(zip(["q", "k", "v", *wanted], _attention_backward(dy, dlse, y, lse, *problem, wanted)))
     return *(gradients.get(name) for name in Problem._fields), None
 
 
 _attention.register_autograd(_differentiate, setup_context=_keep)
+
+
+def compute_with_lse(problem: Problem) -> tuple[Tensor, Tensor]:
+    y, lse, _ = _attention(*problem, False)
+    return y, lse
 
 
 def compute(problem: Problem, weights: bool = False) -> tuple[Tensor, Tensor | None]:
