@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
+import math
 import sys
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -71,14 +73,20 @@ def strides_of(layout: Layout) -> Shape:
     return row_major(layout.shape) if layout.strides is None else layout.strides
 
 
+@functools.lru_cache(1024)
+def _extent(layout: Layout) -> tuple[int, int]:
+    """Where an array's first byte is, and the one after its last, from its address on."""
+    item = _SIZES[layout.dtype]
+    if layout.strides is None or 0 in layout.shape:
+        return 0, math.prod(layout.shape) * item
+    steps = [(size - 1) * stride for size, stride in zip(layout.shape, layout.strides)]
+    return sum(min(step, 0) for step in steps) * item, (sum(max(step, 0) for step in steps) + 1) * item
+
+
 def bounds(address: int, layout: Layout) -> tuple[int, int]:
     """The first byte of an array, and the one after its last."""
-    if 0 in layout.shape:
-        return address, address
-    steps = [(size - 1) * stride for size, stride in zip(layout.shape, strides_of(layout))]
-    first, last = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
-    size = _SIZES[layout.dtype]
-    return address + first * size, address + (last + 1) * size
+    first, end = _extent(layout)
+    return address + first, address + end
 
 
 def _unknown_type(name: str, dtype: object) -> ValueError:
@@ -188,7 +196,7 @@ class Torch:
         return address
 
     def empty(self, like: Any, shape: Shape, code: int) -> Any:
-        return self._torch.empty(shape, dtype=self._types[code])
+        return self._torch.empty(*shape, dtype=self._types[code])  # faster than with a tuple
 
     def of_memory(self, numbers: np.ndarray[Any, Any], code: int) -> Any:
         tensor = self._torch.from_numpy(numbers.view(np.int16) if code == capi.BF16 else numbers)

@@ -563,6 +563,16 @@ def _prepare_backward(
     return _prepared(context, filling, layouts, outputs)
 
 
+def run_forward(inputs: dict[str, Any], options: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+    """attend() with options that are tensors among the inputs, and without what is absent."""
+    return _run.run(_prepare_forward, inputs, options, wanted)[0]
+
+
+def run_backward(inputs: dict[str, Any], options: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+    """attend_backward() in the same way."""
+    return _run.run(_prepare_backward, inputs, options, wanted)[0]
+
+
 def split(
     inputs: dict[str, Any], options: Mapping[str, Any], tensors: Collection[str], scalars: Collection[str]
 ) -> dict[str, Any]:

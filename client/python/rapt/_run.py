@@ -7,7 +7,7 @@ import operator
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _arrays, capi
@@ -55,7 +55,7 @@ class _Engine:
         self.context = capi.Context(threads)
         self._plans: OrderedDict[Any, Prepared] = OrderedDict()
 
-    def prepared(self, key: Any, prepare: Callable[[capi.Context], Prepared]) -> Prepared:
+    def prepared(self, key: Any, prepare: Prepare, *arguments: Any) -> Prepared:
         try:
             found = self._plans[key]
             self._plans.move_to_end(key)
@@ -63,7 +63,7 @@ class _Engine:
         except KeyError:
             pass
         with _lock:
-            found = self._plans[key] = prepare(self.context)
+            found = self._plans[key] = prepare(self.context, *arguments)
             if len(self._plans) > _PLANS:
                 self._plans.popitem(last=False)
         return found
@@ -117,10 +117,10 @@ def get_num_threads() -> int:
     return _threads or _usual_threads()
 
 
-def _check_apart(name: str, out: tuple[int, Layout], inputs: Mapping[str, tuple[int, Layout]]) -> None:
-    first, end = _arrays.bounds(*out)
-    for other, reading in inputs.items():
-        begin, last = _arrays.bounds(*reading)
+def _check_apart(name: str, address: int, out: Layout, addresses: list[int], layouts: dict[str, Layout]) -> None:
+    first, end = _arrays.bounds(address, out)
+    for at, (other, layout) in zip(addresses, layouts.items()):
+        begin, last = _arrays.bounds(at, layout)
         if first < last and begin < end:
             raise ValueError(f"{name} overlaps {other}")
 
@@ -134,37 +134,35 @@ def run(
 ) -> tuple[dict[str, Any], capi.Plan]:
     """Computes the wanted outputs, of the first input's kind. `options` have hashable values. `out`: outputs that exist
     already."""
-    addresses, layouts, owners = [], {}, []
+    addresses, layouts, owners, kinds = [], {}, [], []
     for name, x in inputs.items():
-        address, layout, owner = _arrays.kind_of(name, x).read(name, x)
+        kind = _arrays.kind_of(name, x)
+        address, layout, owner = kind.read(name, x)
         addresses.append(address)
         layouts[name] = layout
         owners.append(owner)
-    given: dict[str, tuple[int, Layout]] = {}
-    for name, x in (out or {}).items():
+        kinds.append(kind)
+    given: dict[str, int] = {}  # addresses
+    given_layouts: dict[str, Layout] = {}
+    for name, x in out.items() if out else ():
         kind = _arrays.kind_of(name, x)
         kind.check_writable(name, x)
-        given[name] = kind.read(name, x)[:2]
-        _check_apart(name, given[name], {n: (a, layouts[n]) for n, a in zip(inputs, addresses)})
-    given_layouts = {name: layout for name, (_, layout) in given.items()}
+        given[name], given_layouts[name], _ = kind.read(name, x)
+        _check_apart(name, given[name], given_layouts[name], addresses, layouts)
 
     key = (prepare, *layouts.items(), *options.items(), wanted, *given_layouts.items())
-    prepared = _current().prepared(
-        key, lambda context: prepare(context, layouts, options, wanted, given_layouts)
-    )
+    prepared = (_engine or _current()).prepared(key, prepare, layouts, options, wanted, given_layouts)
     words = prepared.words[:]
     for place, address in zip(prepared.places, addresses):
         words[place] = address
     results: dict[str, Any] = dict(out) if out else {}
-    like = next(iter(inputs.values()))
-    kind = _arrays.kind_of("", like)
+    like, kind = next(iter(inputs.values())), kinds[0]
     for output, place in prepared.outputs:
         if output.name in given:
-            words[place] = given[output.name][0]
+            words[place] = given[output.name]
             continue
-        result = kind.empty(like, output.shape, output.dtype)
+        result = results[output.name] = kind.empty(like, output.shape, output.dtype)
         words[place] = kind.address(result)
-        results[output.name] = result
     prepared.plan.run(words.buffer_info()[0], *prepared.count)
     if kind is _arrays.DLPack:
         results |= {name: kind.finish(like, result) for name, result in results.items() if name not in given}

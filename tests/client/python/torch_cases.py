@@ -13,6 +13,7 @@ import torch
 import transformers
 from rapt.torch._operators import Problem
 from rapt_server import RaptServer
+from torch.fx.experimental.proxy_tensor import make_fx
 
 F = torch.nn.functional
 ATTENTION = rapt.torch.scaled_dot_product_attention
@@ -199,6 +200,18 @@ def test_the_operators_are_as_pytorch_expects():
             torch.library.opcheck(torch.ops.rapt.attention_backward.default, arguments)
 
 
+def test_what_records_operators_gets_them():
+    x, other = normal(1, 2, 4, 8), normal(1, 2, 4, 8) + 1
+    assert "rapt.attention" in make_fx(lambda q: ATTENTION(q, q, q))(x).code
+    traced = torch.jit.trace(lambda q: ATTENTION(q, q, q), x)
+    torch.testing.assert_close(traced(other), ATTENTION(other, other, other))
+    assert ATTENTION(*(x.to("meta"),) * 3).shape == x.shape
+    q = normal(1, 2, 4, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(ATTENTION(q, q, q).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice|does not require grad"):
+        gradient.sum().backward()
+
+
 def test_compiled_functions_have_no_graph_break():
     q, k = normal(2, 4, 7, 8, requires_grad=True), normal(2, 2, 9, 8, requires_grad=True)
 
@@ -283,7 +296,8 @@ def test_attention_equals_the_formula(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
-def test_attention_compiles():
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_attention_compiles(backend):
     q, k = normal(2, 4, 6, 8, requires_grad=True), normal(2, 2, 9, 8, requires_grad=True)
     sink, bias = normal(4, requires_grad=True), normal(1, 4, 6, 9, requires_grad=True)
 
@@ -292,7 +306,7 @@ def test_attention_compiles():
         y = rapt.torch.attention(q, k, k, head_sink=sink, attention_bias=bias, key_lengths=LENGTHS, **options)
         return y.sin().sum()
 
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
     leaves = [q, k, sink, bias]
     for got, want in zip(torch.autograd.grad(compiled((3, None)), leaves), torch.autograd.grad(loss((3, None)), leaves)):
         torch.testing.assert_close(got, want)
@@ -396,6 +410,25 @@ def test_models_compile_to_one_graph(name):
     model.forward = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
     got, _ = outputs(model, "rapt")
     torch.testing.assert_close(got.last_hidden_state[shown], want.last_hidden_state[shown], rtol=1e-4, atol=1e-4)
+
+
+def test_inductor_trains_a_model():
+    model = made("Llama")
+
+    def step():
+        result, shown = outputs(model, "rapt")
+        result.last_hidden_state[shown].square().mean().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad(set_to_none=True)
+        return result.last_hidden_state[shown], gradients
+
+    want, want_gradients = step()
+    model.forward = torch.compile(model.forward, fullgraph=True)
+    got, gradients = step()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert gradients.keys() == want_gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, want_gradients[name], rtol=1e-3, atol=1e-4, msg=lambda m: f"{name}: {m}")
 
 
 KINDS = {

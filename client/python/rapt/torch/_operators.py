@@ -1,12 +1,14 @@
 """Attention as a custom operator of PyTorch, with gradients and torch.compile."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from .._attention import attend, attend_backward
+from .._attention import run_backward, run_forward
 
 
 class Problem(NamedTuple):
@@ -18,10 +20,10 @@ class Problem(NamedTuple):
     mask: Tensor | None = None
     attention_bias: Tensor | None = None
     head_sink: Tensor | None = None
-    selected_indices: Tensor | None = None
     key_lengths: Tensor | None = None
     relative_bias: Tensor | None = None
     block_mask: Tensor | None = None
+    selected_indices: Tensor | None = None
     seed: Tensor | None = None  # of dropout
     dropout: float = 0.0
     causal: bool = False
@@ -34,44 +36,64 @@ class Problem(NamedTuple):
     block_k: int | None = None
     prefix_keys: int = 0
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return _readable(self.q), _readable(self.k), _readable(self.v)
+    def inputs(self) -> dict[str, Tensor]:
+        """Of the library's calls."""
+        inputs = {"q": _readable(self.q), "k": _readable(self.k), "v": _readable(self.v)}
+        optional: tuple[Any, ...] = self[3:]
+        for name, x in zip(_READ, optional):
+            if x is not None:
+                inputs[name] = _READ[name](x)
+        if self.selected_indices is not None:
+            inputs["selected_indices"] = self._selected_indices(self.selected_indices)
+        return inputs
 
-    def _selected_indices(self) -> Tensor | None:
+    def _selected_indices(self, x: Tensor) -> Tensor:
         """In the library's type."""
-        x = self.selected_indices
-        if x is None or x.dtype == torch.int32:
-            return _contiguous(x)
+        if x.dtype == torch.int32:
+            return x.contiguous()
         if x.numel() > 0 and not -1 <= int(x.min()) <= int(x.max()) < self.k.shape[2]:
             raise ValueError(f"selected_indices has {int(x.min())} to {int(x.max())}; k has {self.k.shape[2]} keys, and -1 is unused")
         return x.to(torch.int32).contiguous()
 
-    def options(self) -> Any:
-        """Of rapt.attend."""
-        window = (self.window_left, self.window_right)
-        return {
-            "mask": _with_stride(self.mask),
-            "attention_bias": _with_stride(self.attention_bias),
-            "head_sink": _contiguous(self.head_sink),
-            "selected_indices": self._selected_indices(),
-            "key_lengths": _contiguous(self.key_lengths),
-            "relative_bias": _contiguous(self.relative_bias),
-            "block_mask": _with_stride(self.block_mask),
-            "dropout": None if self.seed is None else (self.dropout, int(self.seed)),
-            "causal": self.causal,
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "window": None if window == (None, None) else window,
-            "alignment": "bottom_right" if self.bottom_right else "top_left",
-            "block_q": self.block_q,
-            "block_k": self.block_k,
-            "prefix_keys": self.prefix_keys or None,
-        }
+    def scalars(self) -> dict[str, Any]:
+        """The other options of the library's calls."""
+        scalars = _scalars(*self[_FIRST_SCALAR:])
+        return scalars if self.seed is None else scalars | {"dropout": (self.dropout, int(self.seed))}
+
+
+_TENSORS, _FIRST_SCALAR = (Problem._fields.index(name) for name in ("dropout", "causal"))
+
+
+@functools.lru_cache(1024)
+def _scalars(
+    causal: bool,
+    scale: float | None,
+    softcap: float,
+    window_left: int | None,
+    window_right: int | None,
+    bottom_right: bool,
+    block_q: int | None,
+    block_k: int | None,
+    prefix_keys: int,
+) -> dict[str, Any]:
+    """Options of the library; those that are absent have no place."""
+    window = (window_left, window_right)
+    scalars = {
+        "causal": causal or None,
+        "scale": scale,
+        "softcap": softcap or None,
+        "window": None if window == (None, None) else window,
+        "alignment": "bottom_right" if bottom_right else None,
+        "block_q": block_q,
+        "block_k": block_k,
+        "prefix_keys": prefix_keys or None,
+    }
+    return {name: value for name, value in scalars.items() if value is not None}
 
 
 _PROBLEM = (
-    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? attention_bias, Tensor? head_sink, Tensor? selected_indices,"
-    " Tensor? key_lengths, Tensor? relative_bias, Tensor? block_mask, Tensor? seed, float dropout, bool causal,"
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? attention_bias, Tensor? head_sink, Tensor? key_lengths,"
+    " Tensor? relative_bias, Tensor? block_mask, Tensor? selected_indices, Tensor? seed, float dropout, bool causal,"
     " float? scale, float softcap, SymInt? window_left, SymInt? window_right, bool bottom_right, SymInt? block_q,"
     " SymInt? block_k, SymInt prefix_keys"
 )
@@ -88,28 +110,38 @@ def _readable(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
-
-
-def _with_stride(x: Tensor | None) -> Tensor | None:
+def _with_stride(x: Tensor) -> Tensor:
     """A tensor with all strides 0 is copied, which rapt refuses."""
-    return x if x is None or any(x.stride()) else x.contiguous()
+    return x if any(x.stride()) else x.contiguous()
 
 
-@torch.library.custom_op(
+# How the optional tensors before selected_indices are read.
+_READ: dict[str, Callable[[Tensor], Tensor]] = {
+    "mask": _with_stride,
+    "attention_bias": _with_stride,
+    "head_sink": Tensor.contiguous,
+    "key_lengths": Tensor.contiguous,
+    "relative_bias": Tensor.contiguous,
+    "block_mask": _with_stride,
+}
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """y, lse and, if they are wanted, the weights; all of rank 4."""
+    *parts, weights = arguments
+    problem = Problem(*parts)
+    scalars = problem.scalars() | {"scores": "weights"} if weights else problem.scalars()
+    results = run_forward(problem.inputs(), scalars, ("y", "lse", "scores") if weights else ("y", "lse"))
+    return results["y"], results["lse"], results["scores"] if weights else problem.q.new_empty(0)
+
+
+_attention = torch.library.custom_op(
     "rapt::attention",
+    _forward,
     mutates_args=(),
     device_types="cpu",
     schema=f"({_PROBLEM}, bool weights) -> (Tensor, Tensor, Tensor)",
 )
-def _attention(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """y, lse and, if they are wanted, the weights; all of rank 4."""
-    *parts, weights = arguments
-    problem = Problem(*parts)
-    result = attend(*problem.tensors(), lse=True, scores="weights" if weights else None, **problem.options())
-    assert result.lse is not None
-    return result.y, result.lse, problem.q.new_empty(0) if result.scores is None else result.scores
 
 
 @_attention.register_fake
@@ -120,21 +152,25 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(*rows, v.shape[3]), lse, q.new_empty((*rows, k.shape[2]) if weights else 0)
 
 
-@torch.library.custom_op(
+def _backward(*arguments: Any) -> list[Tensor]:
+    """dq, dk, dv and the gradients of the wanted inputs."""
+    dy, dlse, y, lse, *parts, wanted = arguments
+    problem = Problem(*parts)
+    names = ("dq", "dk", "dv", *(_GRADIENTS[name] for name in wanted))
+    inputs = problem.inputs() | {"dy": _readable(dy), "y": y, "lse": lse}
+    if dlse is not None:
+        inputs["dlse"] = dlse.contiguous()
+    results = run_backward(inputs, problem.scalars(), names)
+    return [results[name] for name in names]
+
+
+_attention_backward = torch.library.custom_op(
     "rapt::attention_backward",
+    _backward,
     mutates_args=(),
     device_types="cpu",
     schema=f"(Tensor dy, Tensor? dlse, Tensor y, Tensor lse, {_PROBLEM}, str[] wanted) -> Tensor[]",
 )
-def _attention_backward(*arguments: Any) -> list[Tensor]:
-    """dq, dk, dv and the gradients of the wanted inputs."""
-    dy, dlse, y, lse, *parts, wanted = arguments
-    problem = Problem(*parts)
-    names = ["dq", "dk", "dv", *(_GRADIENTS[name] for name in wanted)]
-    found = attend_backward(
-        *problem.tensors(), _readable(dy), gradients=names, y=y, lse=lse, dlse=_contiguous(dlse), **problem.options()
-    )
-    return [found[name] for name in names]
 
 
 @_attention_backward.register_fake
@@ -160,15 +196,47 @@ def _differentiate(ctx: Any, dy: Tensor | None, dlse: Tensor | None, _weights: T
     problem = [saved.get(n, x) for n, x in enumerate(ctx.parts)]
     wants = dict(zip(Problem._fields, ctx.needs_input_grad))
     wanted = [name for name in _GRADIENTS if wants[name]]
-    gradients = dict(zip(["q", "k", "v", *wanted], _attention_backward(dy, dlse, y, lse, *problem, wanted)))
+    backward = _backward if _is_plain() else _attention_backward
+    gradients = dict(zip(["q", "k", "v", *wanted], backward(dy, dlse, y, lse, *problem, wanted)))
     return *(gradients.get(name) for name in Problem._fields), None
 
 
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
+_TYPES = (Tensor, torch.nn.Parameter)
+
+
+class _Plain(torch.autograd.Function):
+    """The operator without PyTorch's dispatch, which takes longer than a small problem."""
+
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_keep)
+    backward: Any = staticmethod(once_differentiable(_differentiate))
+
+
+def _is_plain() -> bool:
+    """Whether nothing records or replaces the operators that are called."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
+        or torch._C._functorch.peek_interpreter_stack()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _function_for(problem: Problem) -> Any:
+    """What computes the results of the operator: the operator itself, or what is faster and does the same here."""
+    arguments: tuple[Any, ...] = problem[:_TENSORS]
+    tensors = [x for x in arguments if x is not None]
+    if not problem.q.is_cpu or not _is_plain() or any(type(x) not in _TYPES for x in tensors):
+        return _attention
+    return _Plain.apply if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) else _forward
+
+
 def compute_with_lse(problem: Problem) -> tuple[Tensor, Tensor]:
-    y, lse, _ = _attention(*problem, False)
+    y, lse, _ = _function_for(problem)(*problem, False)
     return y, lse
 
 
@@ -176,7 +244,10 @@ def compute(problem: Problem, weights: bool = False) -> tuple[Tensor, Tensor | N
     """y and the weights. With dropout and no seed, PyTorch's generator gives one, so that torch.manual_seed() repeats it."""
     if problem.dropout != 0 and problem.seed is None:  # the library refuses what is no probability
         problem = problem._replace(seed=torch.randint(0, 2**62, ()))
-    y, _, scores = _attention(*problem, weights)
+    function = _function_for(problem)
+    if function is _forward and not weights:  # nobody reads lse
+        return run_forward(problem.inputs(), problem.scalars(), ("y",))["y"], None
+    y, _, scores = function(*problem, weights)
     return y, scores.detach() if weights else None
 
 
@@ -223,8 +294,8 @@ def attention(
         key_lengths=key_lengths,
         dropout=dropout_p,
         causal=causal,
-        scale=scale,
-        softcap=softcap,
+        scale=None if scale is None else float(scale),
+        softcap=float(softcap),
         window_left=left,
         window_right=right,
         bottom_right=alignment == "bottom_right",
@@ -263,6 +334,8 @@ def scaled_dot_product_attention(
         raise ValueError(
             f"query has {query.shape[-3]} heads, key {key.shape[-3]}; enable_gqa=True permits groups of query heads"
         )
+    if query.dim() == 4 and len(query) == len(key) == len(value):
+        return compute(Problem(query, key, value, attn_mask, dropout=dropout_p, causal=is_causal, scale=scale))[0]
     batch = torch.Size()
     if query.dim() > 3:
         batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors.values()))  # type: ignore[no-untyped-call]
