@@ -234,6 +234,7 @@ SELECTED = torch.tensor([[0, 2, -1], [1, 0, 3], [2, -1, -1], [3, 0, 8], [4, 1, 0
 HIDDEN = torch.zeros(2, 1, QUERIES, KEYS, dtype=torch.bool)
 CHOSEN = HIDDEN.int().scatter_add(3, SELECTED.clamp(min=0), (SELECTED >= 0).int()) > 0
 BIAS = normal(1, 4, QUERIES, KEYS)
+SHOWN = torch.tensor([[[[True, False, True, True, False], [False, True, True, False, True]]]])  # of blocks of 4 queries and 2 keys
 SINK = normal(4)
 
 # Options -> the keys that a query sees, and what is added to the scores.
@@ -259,6 +260,17 @@ ATTENTION_CASES = {
     "mask and bias": ({}, HIDDEN | True, {"attention_bias": BIAS, "mask": normal(2, 1, QUERIES, KEYS)}),
     "sinks": ({}, HIDDEN | True, {"head_sink": SINK}),
     "selected": ({"selected_indices": SELECTED}, CHOSEN, {}),
+    "blocks": (
+        {"block_mask": SHOWN, "block_q": 4, "block_k": 2},
+        SHOWN[:, :, POSITION // 4, KEY // 2],
+        {},
+    ),
+    "a window and a prefix": (
+        {"causal": True, "window": (1, None), "prefix_keys": 2},
+        (KEY <= POSITION) & ((KEY >= POSITION - 1) | (KEY < 2)),
+        {},
+    ),
+    "relative bias": ({}, HIDDEN | True, {"relative_bias": normal(4, 5)}),
     "all": (
         {"causal": True, "selected_indices": SELECTED, "softcap": 2.0},
         CHOSEN & (KEY <= POSITION),
@@ -267,13 +279,15 @@ ATTENTION_CASES = {
 }
 
 
-def by_hand(q, k, v, seen, softcap=0.0, mask=None, attention_bias=None, head_sink=None):
+def by_hand(q, k, v, seen, softcap=0.0, mask=None, attention_bias=None, head_sink=None, relative_bias=None):
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     for added in (mask, attention_bias):
         scores = scores if added is None else scores + added
+    if relative_bias is not None:
+        scores = scores + relative_bias[:, (KEY - POSITION).clamp(-2, 2) + 2]
     scores = scores.masked_fill(~seen, -torch.inf)
     if head_sink is not None:
         sinks = head_sink.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -310,6 +324,36 @@ def test_attention_compiles(backend):
     leaves = [q, k, sink, bias]
     for got, want in zip(torch.autograd.grad(compiled((3, None)), leaves), torch.autograd.grad(loss((3, None)), leaves)):
         torch.testing.assert_close(got, want)
+
+
+def test_ragged_attention_is_that_of_each_sequence():
+    q, k, v = (normal(12, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    sink = normal(4, dtype=torch.float64, requires_grad=True)
+    starts, options = torch.tensor([0, 5, 5, 12]), {"causal": True, "head_sink": sink, "window": (3, None)}
+    got = rapt.torch.ragged_attention(q, k, v, starts, **options)
+    rows = [[x[n:m].transpose(0, 1)[None] for x in (q, k, v)] for n, m in ((0, 5), (5, 12))]
+    want = torch.cat([rapt.torch.attention(*row, **options)[0].transpose(0, 1) for row in rows])
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    leaves, dy = [q, k, v, sink], normal(*got.shape, dtype=torch.float64)
+    for ours, theirs in zip(torch.autograd.grad(got, leaves, dy), torch.autograd.grad(want, leaves, dy)):
+        torch.testing.assert_close(ours, theirs)
+    others = rapt.torch.ragged_attention(q[:2], k, v, torch.tensor([0, 1, 2]), torch.tensor([0, 7, 12]))
+    torch.testing.assert_close(others[1:], rapt.torch.ragged_attention(q[1:2], k[7:], v[7:], torch.tensor([0, 1]), torch.tensor([0, 5])))
+
+
+@pytest.mark.parametrize(
+    ("starts", "options", "message"),
+    (
+        ([0, 5, 11], {}, r"cu_seq_q is \[0, 5, 11\]; it must rise from 0 to the number of tokens, 12"),
+        ([0, 7, 5, 12], {}, "must rise from 0"),
+        ([0, 5, 12], {"cu_seq_k": torch.tensor([0, 12])}, "2 sequences of 12 queries, 1 of 12 keys"),
+        ([0, 5, 12], {"key_lengths": [3, 4]}, "key_lengths is given"),
+    ),
+)
+def test_ragged_attention_names_what_does_not_fit(starts, options, message):
+    x = normal(12, 2, 8)
+    with pytest.raises(ValueError, match=message):
+        rapt.torch.ragged_attention(x, x, x, torch.tensor(starts), **options)
 
 
 def test_attention_names_what_does_not_fit():

@@ -5,6 +5,7 @@ transformers.
 
     y = rapt.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
     y = rapt.torch.attention(q, k, v, causal=True, window=(255, None), head_sink=sinks)
+    y = rapt.torch.flex_attention(q, k, v, score_mod, block_mask)
 
     rapt.torch.register_transformers()
     model = AutoModel.from_pretrained(..., attn_implementation="rapt")
@@ -13,7 +14,7 @@ transformers.
 from typing import TYPE_CHECKING, Any
 
 from ._flex import flex_attention
-from ._operators import attention, scaled_dot_product_attention
+from ._operators import attention, ragged_attention, scaled_dot_product_attention
 from ._transformers import register_transformers
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [  # and RemoteCache, which needs transformers
     "attention",
     "flex_attention",
+    "ragged_attention",
     "register_transformers",
     "scaled_dot_product_attention",
 ]

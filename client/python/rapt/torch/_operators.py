@@ -266,11 +266,16 @@ def attention(
     attention_bias: Tensor | None = None,
     head_sink: Tensor | None = None,
     selected_indices: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    block_mask: Tensor | None = None,
+    block_q: int | None = None,
+    block_k: int | None = None,
+    prefix_keys: int = 0,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """rapt.attention with gradients: of query, key, value, attention_bias, head_sink and a mask of floats. All have 4
-    axes, [B, H, S, D]; query has a multiple of key's heads. rapt.Options explains the arguments; key_lengths and
-    selected_indices may have any type of integers.
+    """rapt.attention with gradients: of query, key, value, attention_bias, relative_bias, head_sink and a mask of floats.
+    All have 4 axes, [B, H, S, D]; query has a multiple of key's heads. rapt.Options explains the arguments;
+    key_lengths and selected_indices may have any type of integers.
 
     Raises ValueError for what does not fit, NotImplementedError for tensors on other devices."""
     if alignment not in ("top_left", "bottom_right"):
@@ -292,6 +297,11 @@ def attention(
         head_sink=head_sink,
         selected_indices=selected_indices,
         key_lengths=key_lengths,
+        relative_bias=relative_bias,
+        block_mask=block_mask,
+        block_q=block_q,
+        block_k=block_k,
+        prefix_keys=prefix_keys,
         dropout=dropout_p,
         causal=causal,
         scale=None if scale is None else float(scale),
@@ -301,6 +311,39 @@ def attention(
         bottom_right=alignment == "bottom_right",
     )
     return compute(problem)[0]
+
+
+def _lengths(name: str, starts: Tensor, tokens: int) -> list[int]:
+    lengths: list[int] = check_integers(name, starts).diff().tolist()
+    if starts.dim() != 1 or len(starts) < 2 or int(starts[0]) != 0 or int(starts[-1]) != tokens or min(lengths) < 0:
+        raise ValueError(f"{name} is {starts.tolist()}; it must rise from 0 to the number of tokens, {tokens}")
+    return lengths
+
+
+def ragged_attention(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None = None, **options: Any
+) -> Tensor:
+    """attention() of sequences of different lengths, without padding, with gradients. query [T, Hq, D], key and value have the
+    tokens of all sequences, one sequence after the other; cu_seq_q [N + 1] says where each begins and the last ends, cu_seq_k
+    the same of key and value if they have other lengths. `options`: those of attention() that hold for any sequence, such as
+    causal, window, alignment, softcap and head_sink."""
+    own = sorted({"mask", "attention_bias", "key_lengths", "selected_indices", "block_mask"}.intersection(options))
+    if own:
+        raise ValueError(f"{own[0]} is given, which has places in a sequence; ragged_attention() has sequences of different lengths")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() != 3:
+            raise ValueError(f"{name} has {x.dim()} axes; it must have 3, [T, H, D]")
+    queries = _lengths("cu_seq_q", cu_seq_q, len(query))
+    keys = queries if cu_seq_k is None else _lengths("cu_seq_k", cu_seq_k, len(key))
+    if len(keys) != len(queries) or sum(keys) != len(key) or len(value) != len(key):
+        raise ValueError(f"there are {len(queries)} sequences of {len(query)} queries, {len(keys)} of {len(key)} keys, {len(value)} values")
+    parts = []
+    for q, k, v in zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys)):
+        if len(q) == 0 or len(k) == 0:
+            parts.append(q.new_zeros((*q.shape[:2], v.shape[2])))
+        else:
+            parts.append(attention(*(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)), **options)[0].transpose(0, 1))
+    return torch.cat(parts)
 
 
 def _four_axes(x: Tensor, batch: torch.Size) -> Tensor:
@@ -334,7 +377,7 @@ def scaled_dot_product_attention(
         raise ValueError(
             f"query has {query.shape[-3]} heads, key {key.shape[-3]}; enable_gqa=True permits groups of query heads"
         )
-    if query.dim() == 4 and len(query) == len(key) == len(value):
+    if query.dim() == 4 and query.shape[0] == key.shape[0] == value.shape[0]:
         return compute(Problem(query, key, value, attn_mask, dropout=dropout_p, causal=is_causal, scale=scale))[0]
     batch = torch.Size()
     if query.dim() > 3:
