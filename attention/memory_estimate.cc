@@ -147,6 +147,20 @@ void AddInputs(const CompactInputs& inputs, Problem& p) {
   }
 }
 
+Problem SelfAttention(const MemoryQuestion& question, int64_t length) {
+  const auto or_default = [](int64_t size, int64_t value) { return size == 0 ? value : size; };
+  Problem problem;
+  problem.dtype = question.dtype;
+  problem.batch = question.batch;
+  problem.query_heads = question.query_heads;
+  problem.kv_heads = or_default(question.kv_heads, question.query_heads);
+  problem.query_length = problem.key_length = length;
+  problem.head_size = question.head_size;
+  problem.value_head_size = or_default(question.value_head_size, question.head_size);
+  AddInputs(question.inputs, problem);
+  return problem;
+}
+
 absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOptions& options,
                                               const LinearTimeOptions& linear_time) {
   RAPT_RETURN_IF_ERROR(Check(linear_time));

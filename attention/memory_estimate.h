@@ -17,6 +17,9 @@ namespace rapt {
 // are set.
 void AddInputs(const CompactInputs& inputs, Problem& problem);
 
+// One of the question's lengths, which EstimateMemory() checks.
+Problem SelfAttention(const MemoryQuestion& question, int64_t length);
+
 // Keys in a block of chunked_bytes.
 inline constexpr int64_t kEstimateChunk = 256;
 

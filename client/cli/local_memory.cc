@@ -10,22 +10,6 @@
 #include "base/thread_pool.h"
 
 namespace rapt {
-namespace {
-
-Problem ProblemOf(const client::MemoryQuestion& question, int64_t length) {
-  Problem problem;
-  problem.dtype = question.dtype;
-  problem.batch = question.batch;
-  problem.query_heads = question.query_heads;
-  problem.kv_heads = question.kv_heads;
-  problem.query_length = problem.key_length = length;
-  problem.head_size = question.head_size;
-  problem.value_head_size = question.value_head_size;
-  AddInputs(question.inputs, problem);
-  return problem;
-}
-
-}  // namespace
 
 std::vector<int64_t> DoubledLengths() {
   std::vector<int64_t> lengths;
@@ -39,7 +23,7 @@ absl::StatusOr<client::MemoryEstimates> EstimateMemoryHere(const client::MemoryQ
   for (const int64_t length : question.lengths) {
     RAPT_ASSIGN_OR_RETURN(
         estimates.estimates.emplace_back(),
-        EstimateMemory(ProblemOf(question, length), options, question.linear_time));
+        EstimateMemory(SelfAttention(question, length), options, question.linear_time));
   }
   return estimates;
 }

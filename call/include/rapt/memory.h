@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "rapt/data_type.h"
+
 namespace rapt {
 
 // Inputs in place of a mask or bias of all pairs of queries and keys, by the size that the sizes of
@@ -31,6 +33,19 @@ struct LinearTimeOptions {
   int64_t favor_features = 0;     // num_features of FAVOR; 0: floor(D ln D)
 
   bool operator==(const LinearTimeOptions&) const = default;
+};
+
+// Self-attention of several lengths.
+struct MemoryQuestion {
+  int64_t batch = 1;
+  int64_t query_heads = 1;
+  int64_t kv_heads = 0;  // 0: query_heads
+  std::vector<int64_t> lengths = {};
+  int64_t head_size = 64;
+  int64_t value_head_size = 0;  // 0: head_size
+  DType dtype = DType::kFloat32;
+  CompactInputs inputs = {};
+  LinearTimeOptions linear_time = {};
 };
 
 struct InputEstimate {

@@ -22,7 +22,6 @@
 namespace rapt::native {
 namespace {
 
-constexpr int64_t kDefaultHeadSize = 64;
 // Sufficient for tables; each length costs a plan.
 constexpr int kMaxLengths = 1024;
 
@@ -73,43 +72,35 @@ absl::StatusOr<DType> ReadType(const v1::EstimateMemoryRequest& request, DType u
   return ReadFloatType("dtype", code);
 }
 
-// Returns the problem without its length.
-absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
+absl::StatusOr<MemoryQuestion> ReadQuestion(const v1::EstimateMemoryRequest& request) {
   RAPT_ASSIGN_OR_RETURN(const DType dtype, ReadType(request, DType::kFloat32));
-  Problem problem;
-  problem.dtype = dtype;
-  problem.batch = request.batch();
-  problem.query_heads = request.query_heads();
-  problem.kv_heads = OrDefault(request.kv_heads(), problem.query_heads);
-  problem.head_size = OrDefault(request.head_size(), kDefaultHeadSize);
-  problem.value_head_size = OrDefault(request.value_head_size(), problem.head_size);
+  const int64_t heads = request.query_heads();
   // A layer's estimate has none.
-  RAPT_RETURN_IF_ERROR(CheckRange("query_heads", problem.query_heads, {1, kMaxAxis}));
-  if (problem.query_heads % problem.kv_heads != 0) {
-    return Invalid("query_heads is ", problem.query_heads, ", kv_heads is ", problem.kv_heads,
+  RAPT_RETURN_IF_ERROR(CheckRange("query_heads", heads, {1, kMaxAxis}));
+  if (request.kv_heads() != 0 && heads % request.kv_heads() != 0) {
+    return Invalid("query_heads is ", heads, ", kv_heads is ", request.kv_heads(),
                    "; query_heads must be a multiple of kv_heads");
   }
-  return problem;
-}
-
-// rapt::EstimateMemory() checks them.
-CompactInputs ReadInputs(const v1::EstimateMemoryRequest& request) {
-  return {.block_q = request.block_q(),
-          .block_k = request.block_k(),
-          .selected_indices = request.selected_indices(),
-          .alibi = request.alibi(),
-          .bias_table = request.bias_table(),
-          .relative_bias = request.relative_bias(),
-          .per_head = request.per_head()};
-}
-
-// rapt::EstimateMemory() checks them.
-LinearTimeOptions ReadLinearTime(const v1::EstimateMemoryRequest& request) {
-  LinearTimeOptions options;
-  options.lsh_hashes = OrDefault(request.lsh_hashes(), options.lsh_hashes);
-  options.lsh_chunk_length = OrDefault(request.lsh_chunk_length(), options.lsh_chunk_length);
-  options.favor_features = request.favor_features();
-  return options;
+  const MemoryQuestion usual;
+  return MemoryQuestion{
+      .batch = request.batch(),
+      .query_heads = heads,
+      .kv_heads = request.kv_heads(),
+      .lengths = {request.lengths().begin(), request.lengths().end()},
+      .head_size = OrDefault(request.head_size(), usual.head_size),
+      .value_head_size = request.value_head_size(),
+      .dtype = dtype,
+      .inputs = {.block_q = request.block_q(),
+                 .block_k = request.block_k(),
+                 .selected_indices = request.selected_indices(),
+                 .alibi = request.alibi(),
+                 .bias_table = request.bias_table(),
+                 .relative_bias = request.relative_bias(),
+                 .per_head = request.per_head()},
+      .linear_time = {.lsh_hashes = OrDefault(request.lsh_hashes(), usual.linear_time.lsh_hashes),
+                      .lsh_chunk_length =
+                          OrDefault(request.lsh_chunk_length(), usual.linear_time.lsh_chunk_length),
+                      .favor_features = request.favor_features()}};
 }
 
 void EncodeOperator(const OperatorEstimate& estimate, v1::OperatorEstimate& message) {
@@ -245,15 +236,12 @@ absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const Plan
                             const ModelRepository* repository,
                             v1::EstimateMemoryResponse& response) {
   if (!request.model().empty()) return EstimateLayers(request, options, repository, response);
-  RAPT_ASSIGN_OR_RETURN(Problem problem, ReadSizes(request));
+  RAPT_ASSIGN_OR_RETURN(const MemoryQuestion question, ReadQuestion(request));
   RAPT_RETURN_IF_ERROR(CheckLengths(request));
-  const CompactInputs inputs = ReadInputs(request);
-  const LinearTimeOptions linear_time = ReadLinearTime(request);
-  for (const int64_t length : request.lengths()) {
-    problem.query_length = problem.key_length = length;
-    AddInputs(inputs, problem);
+  for (const int64_t length : question.lengths) {
+    const Problem problem = SelfAttention(question, length);
     RAPT_ASSIGN_OR_RETURN(const MemoryEstimate estimate,
-                          rapt::EstimateMemory(problem, options, linear_time));
+                          rapt::EstimateMemory(problem, options, question.linear_time));
     EncodeEstimate(estimate, *response.add_estimates());
   }
   response.set_chunk(kEstimateChunk);

@@ -87,20 +87,8 @@ using rapt::InputEstimate;
 using rapt::LayerEstimate;
 using rapt::LinearTimeOptions;
 using rapt::MemoryEstimate;
+using rapt::MemoryQuestion;
 using rapt::OperatorEstimate;
-
-// Self-attention of several lengths.
-struct MemoryQuestion {
-  int64_t batch = 1;
-  int64_t query_heads = 1;
-  int64_t kv_heads = 0;  // 0: query_heads
-  std::vector<int64_t> lengths = {};
-  int64_t head_size = 64;
-  int64_t value_head_size = 0;  // 0: head_size
-  DType dtype = DType::kFloat32;
-  CompactInputs inputs = {};
-  LinearTimeOptions linear_time = {};
-};
 
 // Calls of a layer of the server, with queries and keys of several lengths.
 struct LayerMemoryQuestion {
