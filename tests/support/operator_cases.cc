@@ -11,7 +11,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/aligned_buffer.h"
-#include "base/invalid.h"
 #include "base/thread_pool.h"
 #include "tests/support/tensor.h"
 
