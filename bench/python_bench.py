@@ -1,5 +1,5 @@
-"""Compares calls of the Python package with PyTorch's and with those of the C interface, and its client with grpcio; run by
-`./dev bench python`.
+"""Compares calls of the Python package with PyTorch's and with those of the C interface, its client with grpcio, and layers of
+transformers with attn_implementation="rapt" with "sdpa"; run by `./dev bench python`.
 
 As in kernel_bench.py, all sides run in one process with the same number of threads, rounds alternate between them, and
 figures are medians, quotients those of the rounds. `C` is the library's call with arguments that are ready, as in kernel_bench.py. The client and grpcio
@@ -18,7 +18,9 @@ import time
 import grpc
 import numpy as np
 import rapt
+import rapt.torch
 import torch
+import transformers
 from kernel_bench import (
     Bench,
     Case,
@@ -27,6 +29,7 @@ from kernel_bench import (
     measure,
     milliseconds,
     parse_arguments,
+    peak_bytes,
     rapt_attention_of,
     torch_attention,
     write_report,
@@ -152,7 +155,111 @@ def print_transfers(bench):
     return rows
 
 
+# --- rapt.torch and transformers -------------------------------------------------------------------
+
+F = torch.nn.functional
+SMALL = {"1x1x16x64": ((1, 1, 16, 64), 16), "1x12x64x64": ((1, 12, 64, 64), 64), "1x8x1:512x64": ((1, 8, 1, 64), 512)}
+MODELS = ("BERT-base layer 8x512, padded", "Llama-1B layer, 2048 tokens", "Llama-1B layer, 8 steps at 2048", "window 512 of 4096")
+LEAST_OF_SDPA = dict.fromkeys(SMALL, 1 / 1.3) | dict(zip(MODELS, (1.1, 1.1, 1.3, 8)))
+
+
+def small_calls(name):
+    shape, keys = SMALL[name]
+    q, k, v = (torch.randn(*shape[:2], length, shape[3]) for length in (shape[2], keys, keys))
+    functions = {"sdpa": F.scaled_dot_product_attention, "rapt": rapt.torch.scaled_dot_product_attention}
+    return {side: lambda function=function: function(q, k, v) for side, function in functions.items()}
+
+
+def window_calls():
+    q = k = v = torch.randn(1, 8, 4096, 64)
+    distance = torch.arange(4096)[:, None] - torch.arange(4096)
+    mask = (distance >= 0) & (distance < 512)
+    return {
+        "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        "rapt": lambda: rapt.torch.attention(q, k, v, causal=True, window=(511, None)),
+    }
+
+
+def model_calls(name):
+    """The call of each side: the same layer with the attention of each."""
+    if name in SMALL:
+        return small_calls(name)
+    if name.startswith("window"):
+        return window_calls()
+    rapt.torch.register_transformers()
+    torch.manual_seed(5)
+    if name.startswith("BERT"):
+        config = transformers.BertConfig(num_hidden_layers=1, vocab_size=100)
+        model, ids = transformers.BertModel(config, add_pooling_layer=False).eval(), torch.randint(0, 100, (8, 512))
+        shown = (torch.arange(512) < torch.linspace(128, 512, 8).long()[:, None]).long()
+        call = lambda: model(ids, attention_mask=shown).last_hidden_state[shown.bool()]
+    else:
+        sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
+        config = transformers.LlamaConfig(num_hidden_layers=1, vocab_size=100, **sizes)
+        model, ids = transformers.LlamaModel(config).eval(), torch.randint(0, 100, (1, 2048))
+        call = lambda: model(ids, use_cache=False).last_hidden_state
+    if "steps" in name:
+        call = steps(model, ids)
+
+    def with_attention(implementation):
+        model.set_attn_implementation(implementation)
+        return call()
+
+    return {side: lambda side=side: with_attention(side) for side in ("sdpa", "rapt")}
+
+
+def steps(model, ids):
+    cache = transformers.DynamicCache(config=model.config)
+    model(ids, cache=cache)
+
+    def run():
+        answers = [model(ids[:, n : n + 1], cache=cache).last_hidden_state for n in range(8)]
+        cache.crop(-8)
+        return torch.cat(answers)
+
+    return run
+
+
+def peak_mib(name, side, threads):
+    """The memory that a call takes at most, in a process of its own."""
+    command = [sys.executable, "-B", __file__, "--peak", name, side, str(threads)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def print_peak(name, side, threads):
+    torch.set_num_threads(int(threads))
+    torch.set_grad_enabled(False)
+    rapt.set_num_threads(int(threads))
+    print(peak_bytes(model_calls(name)[side]) / 2**20)
+
+
+def print_models(names, options, bench):
+    if not names:
+        return []
+    print("\n`rapt.torch`, and a layer of transformers with either attention, FP32:\n")
+    print("| call | sdpa ms | rapt ms | ratio | aim | least of rounds | peak MiB sdpa | rapt |\n" + "| --- " * 8 + "|")
+    rows = []
+    for name in names:
+        sides = model_calls(name)
+        want, got = (call() for call in sides.values())
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+        disturbance = Disturbance()
+        rounds = measure(sides, 4 * bench.rounds, bench.block_seconds)
+        row = {"name": name, "seconds": medians(rounds), "ratio": quotient(rounds, "sdpa", "rapt")}
+        row |= {"least": min(rounds["sdpa"]) / min(rounds["rapt"]), "others_share": disturbance.share()}
+        row["peak_mib"] = {side: peak_mib(name, side, options.threads) for side in sides} if name in MODELS else {}
+        rows.append(row)
+        aim = LEAST_OF_SDPA[name]
+        cells = [name, *(milliseconds(row["seconds"][side] * 1e3) for side in sides), f"{row['ratio']:.2f}"]
+        cells += [f"{aim:.2f}, {'reached' if row['ratio'] >= aim else '**missed**'}", f"{row['least']:.2f}"]
+        cells += [f"{row['peak_mib'][side]:.0f}" if row["peak_mib"] else "-" for side in sides]
+        print("| " + " | ".join(cells) + " |", flush=True)
+    return rows
+
+
 def main():
+    if sys.argv[1:2] == ["--peak"]:
+        return print_peak(*sys.argv[2:])
     options = parse_arguments("dev bench python", __doc__)
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
@@ -160,7 +267,8 @@ def main():
     gc.disable()
     bench = Bench(options)
     cases = [case for case in all_cases() if re.search(options.filter, f"{case.name} {case.dtype}")]
-    if not cases and not re.search(options.filter, "client"):
+    models = [name for name in LEAST_OF_SDPA if re.search(options.filter, f"model {name}")]
+    if not cases and not models and not re.search(options.filter, "client"):
         sys.exit(f"no case matches {options.filter!r}")
     print(f"{options.threads} threads, PyTorch {torch.__version__}, Python {sys.version.split()[0]}.\n")
     print(
@@ -179,6 +287,7 @@ def main():
             print(f"PyTorch's tensors (aim {MOST_OVERHEAD_US}; nanobind's {NANOBIND_US}).", end=" ")
     imported = import_milliseconds()
     print(f"`import rapt` takes {imported:.0f} ms once NumPy is loaded (aim {MOST_IMPORT_MS}).")
+    rows += print_models(models, options, bench)
     if re.search(options.filter, "client"):
         rows += print_transfers(bench)
     others = sorted(row["others_share"] for row in rows)

@@ -563,9 +563,11 @@ def _prepare_backward(
     return _prepared(context, filling, layouts, outputs)
 
 
-def run_forward(inputs: dict[str, Any], options: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
-    """attend() with options that are tensors among the inputs, and without what is absent."""
-    return _run.run(_prepare_forward, inputs, options, wanted)[0]
+def run_forward(
+    inputs: dict[str, Any], options: dict[str, Any], wanted: tuple[str, ...], out: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """attend() with options that are tensors among the inputs, and without what is absent. y is `out`, if it is given."""
+    return _run.run(_prepare_forward, inputs, options, wanted, out)[0]
 
 
 def run_backward(inputs: dict[str, Any], options: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:

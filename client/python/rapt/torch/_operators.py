@@ -126,12 +126,25 @@ _READ: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _token_by_token(q: Tensor, v: Tensor) -> Tensor:
+    """[B, H, S, D] of which all heads of a token are together, as PyTorch's: layers join them without a copy."""
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
+
+
+def _run(problem: Problem, scalars: dict[str, Any], *wanted: str) -> dict[str, Any]:
+    """The results of the library, y among them."""
+    if problem.q.shape[1] == 1 or problem.q.shape[2] == 1:  # the order is the same
+        return run_forward(problem.inputs(), scalars, ("y", *wanted))
+    y = _token_by_token(problem.q, problem.v)
+    return run_forward(problem.inputs(), scalars, ("y", *wanted), {"out": y}) | {"y": y}
+
+
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """y, lse and, if they are wanted, the weights; all of rank 4."""
     *parts, weights = arguments
     problem = Problem(*parts)
     scalars = problem.scalars() | {"scores": "weights"} if weights else problem.scalars()
-    results = run_forward(problem.inputs(), scalars, ("y", "lse", "scores") if weights else ("y", "lse"))
+    results = _run(problem, scalars, *(("scores", "lse") if weights else ("lse",)))
     return results["y"], results["lse"], results["scores"] if weights else problem.q.new_empty(0)
 
 
@@ -149,7 +162,8 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, *_, weights = arguments
     rows = q.shape[:3]
     lse = q.new_empty(rows, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return q.new_empty(*rows, v.shape[3]), lse, q.new_empty((*rows, k.shape[2]) if weights else 0)
+    y = q.new_empty(*rows, v.shape[3]) if 1 in (q.shape[1], q.shape[2]) else _token_by_token(q, v)
+    return y, lse, q.new_empty((*rows, k.shape[2]) if weights else 0)
 
 
 def _backward(*arguments: Any) -> list[Tensor]:
@@ -246,7 +260,7 @@ def compute(problem: Problem, weights: bool = False) -> tuple[Tensor, Tensor | N
         problem = problem._replace(seed=torch.randint(0, 2**62, ()))
     function = _function_for(problem)
     if function is _forward and not weights:  # nobody reads lse
-        return run_forward(problem.inputs(), problem.scalars(), ("y",))["y"], None
+        return _run(problem, problem.scalars())["y"], None
     y, _, scores = function(*problem, weights)
     return y, scores.detach() if weights else None
 
