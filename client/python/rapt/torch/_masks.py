@@ -121,6 +121,8 @@ class Mask(Tensor):
             return Mask(mask.shape, mask.dtype, mask.rule, mask.lengths, mask.padding, mask.dense)
         if func._schema.is_mutable and isinstance(args[0], Mask):
             raise NotImplementedError(f"{func} would change a mask of rapt in place; use an operation that returns a new one")
+        if func is torch.ops.aten.logical_not.default:
+            raise NotImplementedError("attn_implementation='rapt': a mask that is added to scores has no logical_not")
         plain = torch.utils._pytree.tree_map_only(Mask, Mask.additive, (args, kwargs or {}))
         return func(*plain[0], **plain[1])
 

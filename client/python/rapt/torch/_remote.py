@@ -22,23 +22,20 @@ from .._client import Client
 from .._reports import LayerShape, Storage
 from ..errors import CallError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from ._masks import rule_of
-from ._transformers import _of_one_type, _wants_weights
+from ._transformers import OF_MODEL, SERVER_NAME, _of_one_type, _wants_weights
 
 T = TypeVar("T")
 U = TypeVar("U")
 F = TypeVar("F", bound=Callable[..., Any])
 
-NAME = "rapt-server"  # of the attention implementation
+NAME = SERVER_NAME
 _MOST_CALLS = 16  # at the same time
 _FIELD_BYTES = 65536  # of a call, beside its tensors, at least
 _ITEM_BYTES = 256  # of a sequence's fields in a call, at most
 _AFTER_AN_ERROR = "After an error, call recover() of the RemoteCache first."
 
 # Arguments of attention functions that change nothing here: the mask has the window, and the rest is of the model.
-_IGNORED = frozenset(
-    "cache_position deterministic is_causal logits_to_keep output_attentions output_hidden_states output_router_logits"
-    " position_ids return_dict sliding_window use_cache".split()
-)
+_IGNORED = OF_MODEL | {"is_causal", "sliding_window"}
 
 
 # torch.compile breaks the graph here, and refuses fullgraph=True with this reason.

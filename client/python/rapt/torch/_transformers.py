@@ -16,12 +16,14 @@ from ._masks import Mask, Rule, rule_of
 from ._operators import Problem, check_integers, compute
 
 NAME = "rapt"
+SERVER_NAME = "rapt-server"
 
 # Arguments of the model that it passes on to its layers, which say nothing about attention.
-_OF_MODEL = frozenset(
+OF_MODEL = frozenset(
     (
         "cache_position",
         "deterministic",
+        "grid_thw",
         "input_ids",
         "logits_to_keep",
         "num_items_in_batch",
@@ -35,8 +37,8 @@ _OF_MODEL = frozenset(
 )
 
 
-def _refuse(module: torch.nn.Module, what: str) -> NotImplementedError:
-    return NotImplementedError(f"attn_implementation='{NAME}': {type(module).__name__} {what}")
+def _refuse(module: torch.nn.Module, what: str, implementation: str = NAME) -> NotImplementedError:
+    return NotImplementedError(f"attn_implementation='{implementation}': {type(module).__name__} {what}")
 
 
 # ---- Masks --------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def _see(problem: Problem, module: torch.nn.Module, mask: Tensor | None, is_caus
     if isinstance(mask, Mask):
         return _see_described(problem, module, mask)
     if mask is not None:
-        return problem._replace(mask=mask)
+        return problem._replace(mask=mask[..., :keys])  # as transformers 4 does, some of whose models have a column too many
     if is_causal is None and queries > 1:
         is_causal = getattr(module, "is_causal", None)
         if is_causal is None:
@@ -171,7 +173,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """An attention function of transformers: returns y as [B, S, H, D], and the weights if they are wanted, which have no
     gradient. An argument that could change the result and is not known here is refused."""
-    unknown = sorted(name for name, value in more.items() if value is not None and name not in _OF_MODEL)
+    unknown = sorted(name for name, value in more.items() if value is not None and name not in OF_MODEL)
     if unknown:
         raise _refuse(module, f"passes {', '.join(unknown)}, which rapt does not support")
     q, k, v = _of_one_type(query, key, value)
@@ -195,14 +197,24 @@ def _attend(
 
 
 _TABLES = ("ATTENTION_CLASSES", "ATTENTION_FUNCTION")
+_HALVING = ("informer",)  # model types
 
 
-def _check_tables(model: Any, implementation: str) -> None:
-    """Refuses a model that chooses its attention from a table of its own, which would raise KeyError."""
-    for name, table in vars(sys.modules[type(model).__module__]).items():
+def _check_attention(model: Any, implementation: str) -> None:
+    """Refuses a model that would raise another error: its mask does not fit, it chooses its attention from a table of its own,
+    or it calls no attention function, and a server does not get its keys and values."""
+    if model.config.model_type in _HALVING:
+        raise _refuse(model, "halves its keys from layer to layer, and has one mask for all", implementation)
+    module = type(model).__module__
+    names = vars(sys.modules[module])
+    for name, table in names.items():
         if name.endswith(_TABLES) and implementation not in table:
-            what = f"has attention of its own, {name}, for {', '.join(table)} only"
-            raise NotImplementedError(f"attn_implementation='{implementation}': {type(model).__name__} {what}")
+            raise _refuse(model, f"has attention of its own, {name}, for {', '.join(table)} only", implementation)
+    if implementation != SERVER_NAME or any(name.startswith(("ALL_ATTENTION_FUNCTIONS", "AutoModel")) for name in names):
+        return  # of a model from other modules, those are checked
+    for name, kind in names.items():
+        if "Attention" in name and getattr(kind, "__module__", None) == module:
+            raise _refuse(model, f"has attention of its own, {name}, which calls no attention function", implementation)
 
 
 def register_transformers() -> None:
@@ -226,8 +238,8 @@ def register_transformers() -> None:
 
     @functools.wraps(original)
     def checked(self: Any, requested_attention: str | None, *more: Any, **named: Any) -> Any:
-        if requested_attention in (NAME, "rapt-server"):
-            _check_tables(self, requested_attention)
+        if requested_attention in (NAME, SERVER_NAME):
+            _check_attention(self, requested_attention)
         return original(self, requested_attention, *more, **named)
 
     PreTrainedModel.get_correct_attn_implementation = checked  # type: ignore[method-assign]
