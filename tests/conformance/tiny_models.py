@@ -225,6 +225,8 @@ def randomise(model):
             noise = torch.randn(p.shape, generator=generator).to(p.dtype)
             if p.dim() < 2:
                 p.add_(noise * (0.5 if "sink" in name else 0.05))
+            elif "bbox" in name:
+                p.copy_(noise * 0.02)  # exp() of boxes
             elif "embed" in name or "bias" in name:
                 p.copy_(noise)
             else:

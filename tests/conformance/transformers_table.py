@@ -10,6 +10,11 @@ PAGE = HERE.parents[1] / "docs/python.md"
 ABSENT = "-"
 FIRST, LAST = "<!-- of transformers_families.txt -->\n", "<!-- end -->\n"
 _MOST_NAMES = 12
+_REFUSED = {
+    "has attention of its own": "attention classes of their own",
+    " passes ": "an argument",
+    "is causal but has no mask": "a causal layer without a mask, for which transformers' implementations differ",
+}
 
 
 def read():
@@ -39,9 +44,8 @@ def _group(verdict):
     if word == "equal":
         return "the same, by attention of their own, which gets the mask that it expects"
     if word == "refused":
-        kinds = {"has attention of its own": "attention classes of their own", " passes ": "an argument"}
-        return "refused: " + next((kind for part, kind in kinds.items() if part in why), "a causal layer without a mask")
-    return f"not built: {why.partition(': ')[0]}"  # such as "needs timm"
+        return "refused: " + next((kind for part, kind in _REFUSED.items() if part in why), "a mask that does not fit")
+    return f"{word}: {why.partition(': ')[0]}"  # such as "not built: needs timm"
 
 
 def markdown():
@@ -53,8 +57,7 @@ def markdown():
             groups[_group(verdict)][version].append(name)
     versions = sorted(columns, reverse=True)
     lines = [f"| verdict | {' | '.join(versions)} | model types |", "| --- |" + " --- |" * (len(versions) + 1)]
-    order = {"the": 0, "refused": 1, "not": 2}
-    for group in sorted(groups, key=lambda x: (order[x.split(":")[0].split()[0].rstrip(",")], x)):
+    for group in sorted(groups, key=lambda x: (["the", "wro", "rai", "ref", "not"].index(x[:3]), x)):
         of = groups[group]
         names = list(dict.fromkeys(name for version in versions for name in of[version]))
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
