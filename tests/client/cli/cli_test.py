@@ -1539,7 +1539,7 @@ ERRORS = [
     ("plot w.npy --layers 1 -o w.svg", USAGE, "--layers names 1; w.npy has layers 0 to 0"),
     ("plot layers.npy layers.npy -o w.svg", USAGE, "layers.npy has 2 layers; of several files, --layers has to choose one layer"),
     ("plot words.npy -o w.svg", USAGE, "words.npy has type text; it must be float16, float32, float64 or bfloat16"),
-    ("attend words.npy -o y.npy", USAGE, "words.npy has type text"),
+    ("attend --q words.npy --k w.npy --v w.npy -o y.npy", USAGE, "q has type text"),
     ("plot w.npy --batch 1 -o w.svg", USAGE, "batch rows 0 to 0"),
     ("plot w.npy --query dog -o w.svg", USAGE, "--query is 'dog'"),
     ("plot w.npy --curves 0,3 -o w.svg", USAGE, "--curves is '3'; it takes a label or a number from 0 to 2"),
