@@ -180,7 +180,7 @@ const PRINTS = {
 };
 
 export function cppOf(call) {
-  if (call.model) return '// Layers are called by rapt::client::Client::LayerAttend(); see rapt/layer.h. Python and curl have this call.';
+  if (call.model) return '// Layers are called by rapt::client::Client::Infer(); see rapt/model.h. Python and curl have this call.';
   const {datatype} = call.inputs.Q;
   if (isLong(call)) {
     return datatype === 'BF16' ? '// The arrays are too long for code, and files of NumPy have no BF16. Use Python.'

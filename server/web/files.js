@@ -64,12 +64,12 @@ async function inflate(bytes, size, name) {
 
 const END = 0x06054b50, ENTRY = 0x02014b50, ENTRY_BYTES = 46, LOCAL_BYTES = 30;
 
-/** The members of a zip, by its central directory. */
+/** The members of a zip, by its central directory. Together they are no longer than the file, which bounds what they inflate to. */
 async function* membersOf(bytes, name) {
   let end = bytes.length - 22;
   while (end >= 0 && view(bytes).getUint32(end, true) !== END) end -= 1;
   if (end < 0) throw new RangeError(`${name} is not a .npz file.`);
-  let at = view(bytes).getUint32(end + 16, true);
+  let at = view(bytes).getUint32(end + 16, true), left = bytes.length;
   for (let count = view(bytes).getUint16(end + 10, true); count > 0; --count) {
     const entry = view(partOf(bytes, at, ENTRY_BYTES, name));
     if (entry.getUint32(0, true) !== ENTRY) throw new RangeError(`${name} is damaged: its directory is not where its end says.`);
@@ -79,6 +79,8 @@ async function* membersOf(bytes, name) {
     const local = view(partOf(bytes, offset, LOCAL_BYTES, name));
     const start = offset + LOCAL_BYTES + local.getUint16(26, true) + local.getUint16(28, true);
     const packed = partOf(bytes, start, packedSize, member);
+    left -= packedSize;
+    if (left < 0) throw new RangeError(`${name} is damaged: its members overlap.`);
     if (method !== 0 && method !== 8) throw new RangeError(`${member} is compressed by method ${method}; it must be 0 (stored) or 8 (deflated).`);
     yield [member, method === 0 ? packed : await inflate(packed, size, member)];
     at += ENTRY_BYTES + nameLength + entry.getUint16(30, true) + entry.getUint16(32, true);
@@ -86,12 +88,12 @@ async function* membersOf(bytes, name) {
 }
 
 function readSafetensors(bytes, name) {
-  const length = Number(view(bytes).getBigUint64(0, true));
-  const head = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + length)));
+  const length = Number(view(partOf(bytes, 0, 8, name)).getBigUint64(0, true));
+  const head = JSON.parse(new TextDecoder().decode(partOf(bytes, 8, length, name)));
   return Object.entries(head).filter(([key]) => key !== '__metadata__').map(([key, {dtype, shape, data_offsets: [from, to]}]) => {
     const datatype = SAFETENSORS_TYPES[dtype];
     if (!datatype) throw new RangeError(`${key} of ${name} has the type ${dtype}; it must be one of ${Object.keys(SAFETENSORS_TYPES).join(', ')}.`);
-    return [key, checked(key, datatype, shape, bytes.subarray(8 + length + from, 8 + length + to))];
+    return [key, checked(key, datatype, shape, partOf(bytes.subarray(8 + length), from, to - from, key))];
   });
 }
 

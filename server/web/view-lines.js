@@ -86,7 +86,7 @@ class Lines extends HTMLElement {
 
   /** Shows the lines of a word, shades the words at their other ends, and tells the largest. */
   #point(side, n) {
-    const weights = this.#weightsOf(side, n), most = Math.max(...weights, LEAST);
+    const weights = this.#weightsOf(side, n), most = weights.reduce((a, b) => Math.max(a, b), LEAST);
     this.#strong.replaceChildren(...this.#linesOf(side, n, (weight) => 0.35 + 0.65 * weight));
     this.#words.forEach((words, at) => words.forEach((word, m) => {
       const isPointed = at === side && m === n;

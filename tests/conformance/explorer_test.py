@@ -1285,9 +1285,16 @@ def broken_captures(folder):
     yield "huge.npz", with_bytes(deflated, last + 24, b"\xff\xff\xff\xff"), "weights.npy says that it has 4294967295 bytes, which its data can't have."
     yield "longer.npz", with_bytes(deflated, last + 24, b"\x80\x00\x00\x00"), "weights.npy is longer than it says."
     yield "shorter.npz", with_bytes(deflated, last + 24, b"\xff\x10\x00\x00"), "weights.npy ends early."
+    directory, end = stored[stored.index(b"PK\x01\x02") : -22], stored[-22:]
+    yield "overlap.npz", stored[:-22] + directory + with_bytes(end, 10, b"\x06"), "overlap.npz is damaged: its members overlap."
     yield "deflated.npz", with_bytes(deflated, data, b"\xff" * 40), "weights.npy is damaged."
     yield "numbers.npz", with_bytes(stored, shape, b"(3, 1, 4, 6, 9)"), "weights.npy ends early: 432 of 648 numbers."
     yield "axes.npz", with_bytes(stored, shape, b"(3, 1, 4, 6,-6)"), "weights.npy does not say its shape."
+    yield "short.safetensors", bytes(7), "short.safetensors ends early."
+    yield "head.safetensors", b"\xff" * 8 + b"{}", "head.safetensors ends early."
+    for offsets in (-4, 0), (0, 8), (4, 0):
+        head = json.dumps({f"x{offsets[0]}": {"dtype": "F32", "shape": [1], "data_offsets": offsets}}).encode()
+        yield f"{offsets[0]}.safetensors", len(head).to_bytes(8, "little") + head + bytes(4), f"x{offsets[0]} ends early."
     yield "tokens.npz", save_capture(folder / "x.npz", tokens=np.array(TOKENS[:-1])).read_bytes(), "tokens has 5 lines; there are 6 queries."
     yield "pickled.npz", save_capture(folder / "x.npz", tokens=np.array(TOKENS, object)).read_bytes(), "tokens.npy has the type |O; it must be one of"
     yield "none.npz", save_capture(folder / "x.npz", weights=CAPTURED[:0]).read_bytes(), "weights has shape [0,1,4,6,6]; an axis of 0 has nothing to show."
