@@ -117,7 +117,7 @@ void WarnAboutMask(const TensorSummary& mask, std::vector<std::string>& warnings
   }
 }
 
-void WarnAboutInputs(DiagnosisReport& report) {
+void WarnAboutInputs(const Problem& p, DiagnosisReport& report) {
   for (const TensorSummary& input : report.inputs) {
     if (input.numbers.nan > 0) {
       report.warnings.push_back(absl::StrCat(
@@ -125,7 +125,8 @@ void WarnAboutInputs(DiagnosisReport& report) {
           " values; each visible one propagates to the output", TextOf(input.first_nan)));
     }
     // 0 and -inf have a meaning in a sink; positions may repeat, and so may the rest.
-    if (input.role == Role::kHeadSink || (input.role != Role::kMask && !IsFloat(input.dtype))) {
+    const bool is_float = IsFloat(InfoOf(input.role).dtype(p));  // also tokens in 8 bits
+    if (input.role == Role::kHeadSink || (input.role != Role::kMask && !is_float)) {
       continue;
     }
     const bool may_hide = input.role == Role::kMask || input.role == Role::kBias ||
@@ -194,9 +195,9 @@ std::string Describe(const Problem& p) {
   for (const AttributeInfo& info : Attributes()) {
     if (info.attribute != Attribute::kScale) text += TextOf(info, p);
   }
-  if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom-right");
+  if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom_right");
   const bool is_onnx = p.alignment == Alignment::kOnnx && p.has_key_lengths;
-  if (is_onnx) absl::StrAppend(&text, " onnx-alignment");
+  if (is_onnx) absl::StrAppend(&text, " onnx_alignment");
   // The sizes above are those of the others.
   constexpr RoleSet kSized = {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue};
   for (Role role : kInputs) {
@@ -209,11 +210,11 @@ std::string Describe(const Problem& p) {
     absl::StrAppend(&text, " ", info.native, "=", NameOf(info.dtype(p)), "[",
                     absl::StrJoin(absl::MakeSpan(dims).first(is_3d ? 3 : info.rank), ","), "]");
   }
-  if (p.values_in_keys) absl::StrAppend(&text, " values-in-keys");
+  if (p.values_in_keys) absl::StrAppend(&text, " values_in_keys");
   if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
   if (p.q8_0) absl::StrAppend(&text, " q8_0");
   if (p.section && p.section->first_query != 0) {
-    absl::StrAppend(&text, " first-query=", p.section->first_query);
+    absl::StrAppend(&text, " first_query=", p.section->first_query);
   }
   return text;
 }
@@ -658,7 +659,7 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   MutexLock lock(mutex_);
   report_.problem = Describe(problem_);
   report_.backends = ExplainChoice(problem_, options);
-  WarnAboutInputs(report_);
+  WarnAboutInputs(problem_, report_);
   WarnAboutScale(problem_, report_.warnings);
   WarnAboutAlignment(problem_, arguments_.key_lengths, names_, report_.warnings);
   WarnAboutResults(problem_, report_);

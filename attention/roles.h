@@ -197,7 +197,7 @@ using SlotSet = SetOf<Slot>;
 struct RoleInfo {
   Role role;
   absl::string_view onnx;      // also of the Open Inference Protocol
-  absl::string_view native;    // the field of rapt.v1.AttendRequest or AttendResponse
+  absl::string_view native;    // the field in rapt.v1; also in the text of a problem
   absl::string_view c;         // the field of rapt_arguments
   const char* flag = nullptr;  // an input's flag of the command line; null: `native` with dashes
   const char* help = nullptr;  // of that flag

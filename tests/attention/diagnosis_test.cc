@@ -471,6 +471,8 @@ TEST(DiagnosisTest, ReportsTheScoresOfRotatedRows) {
   EXPECT_NEAR(got.raw_scores.min, want.raw_scores.min, 1e-6);
   EXPECT_THAT(got.problem,
               HasSubstr("cos_cache=FP32[9,3] sin_cache=FP32[9,3] position_ids=INT64[2,3]"));
+  problem.rotary_cache = RotaryCache{.batch = 2, .rows = 3, .pairs = 3};
+  EXPECT_THAT(Describe(problem), HasSubstr("cos_cache=FP32[2,3,3] sin_cache=FP32[2,3,3]"));
 }
 
 TEST(DiagnosisTest, RejectsWhatRunRejects) {
@@ -605,7 +607,7 @@ TEST(DiagnosisTest, NamesTheRowsThatTheRuleOfOnnxMoves) {
   EXPECT_THAT(MustDiagnose(p, inputs).warnings, ElementsAre(HasSubstr("would move " + moved)));
   p.alignment = Alignment::kOnnx;
   const DiagnosisReport report = MustDiagnose(p, inputs);
-  EXPECT_THAT(report.problem, HasSubstr("onnx-alignment"));
+  EXPECT_THAT(report.problem, HasSubstr("onnx_alignment"));
   EXPECT_THAT(report.warnings, Contains(HasSubstr("the alignment of ONNX moves " + moved)));
 
   const auto expect_nothing = [](const Problem& problem, const Inputs& inputs) {

@@ -27,6 +27,7 @@ namespace {
 
 using google::protobuf::util::MessageDifferencer;
 using grpc::StatusCode;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -186,7 +187,7 @@ TEST_F(CacheDiagnosisTest, DescribesTheCallAndItsBackends) {
   v1::DiagnoseResponse report;
   ASSERT_TRUE(Diagnose(request, report).ok());
   EXPECT_THAT(report.problem(), HasSubstr("B=1 Hq=4 Hkv=2 Sq=2 Sk=100 P=0 D=8 Dv=6 FP32"));
-  EXPECT_THAT(report.problem(), HasSubstr("first-query=98"));
+  EXPECT_THAT(report.problem(), HasSubstr("first_query=98"));
   ASSERT_EQ(report.inputs_size(), 3);
   EXPECT_EQ(report.inputs(0).name(), "q");
   EXPECT_THAT(report.inputs(0).shape(), ElementsAre(2, 4, 8));
@@ -220,6 +221,19 @@ TEST_F(CacheDiagnosisTest, DescribesTheCallAndItsBackends) {
   request.mutable_items(0)->set_at(40);
   ASSERT_TRUE(Diagnose(request, report).ok());
   EXPECT_EQ(report.pairs(), kQueryHeads * 2 * 40);
+}
+
+TEST_F(CacheDiagnosisTest, WarnsOfTokensIn8Bits) {
+  Rng rng(8);
+  v1::CreateRequest create = CreateOf(1);
+  create.set_storage(v1::STORAGE_INT8);
+  const v1::Cache cache = CreateCache(create);
+  Tokens tokens = RandomTokens(10, rng);
+  tokens.values.assign(tokens.values.size(), 0);
+  Fill(cache, tokens);
+  v1::DiagnoseResponse report;
+  ASSERT_TRUE(Diagnose(AttendOf(cache, 0, 10, {}, 1, rng), report).ok());
+  EXPECT_THAT(report.warnings(), Contains("all values of v are 0"));
 }
 
 TEST_F(CacheDiagnosisTest, AnEmptyLayerHasRowsThatSeeNothing) {

@@ -1251,7 +1251,7 @@ def test_cache_diagnose_reports_as_diagnose_of_all_tokens(rapt, create, save):
     for step in ("raw_scores", "scaled_scores", "biased_scores", "weights", "output", "pairs", "masked_by_position"):
         assert report[step] == whole[step], step
     assert [tensor["shape"] for tensor in report["inputs"]] == [[2, 4, 4], [5, 2, 4], [5, 2, 4]]
-    assert "first-query=3" in report["problem"]
+    assert "first_query=3" in report["problem"]
 
 
 def test_cache_diagnose_finds_a_nan(rapt, create, save):
