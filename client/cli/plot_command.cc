@@ -196,7 +196,8 @@ absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& refer
                             : masks      ? "Mask"
                                          : "Attention weights";
   figure.title = flags.title.value_or(title);
-  RAPT_ASSIGN_OR_RETURN(const auto tokens, LoadTexts(references.front(), "tokens"));
+  // Tokens that can't be read are no labels.
+  const auto tokens = LoadTexts(references.front(), "tokens").value_or(std::vector<std::string>());
   RAPT_ASSIGN_OR_RETURN(std::vector<std::string> query_labels,
                         LabelsOf("--queries", flags.query_labels, tokens, queries));
   RAPT_ASSIGN_OR_RETURN(std::vector<std::string> key_labels,

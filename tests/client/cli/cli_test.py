@@ -839,6 +839,12 @@ def test_plot_draws_one_head_with_its_tokens(rapt, captured, tmp_path):
     assert "layer 2, head 1" in svg_words(tmp_path / "bars.svg")
 
 
+def test_plot_has_numbers_for_tokens_that_it_cannot_read(rapt, tmp_path):
+    np.savez(tmp_path / "w.npz", tokens=np.array(["a", "b"], object), weights=np.eye(2))
+    rapt("plot", "w.npz", "-o", "w.svg")
+    assert {"0", "1"} <= set(svg_words(tmp_path / "w.svg"))
+
+
 def test_plot_chooses_a_batch_row_of_layers(rapt, save, tmp_path):
     save(w=np.arange(2 * 2 * 3 * 2, dtype="f4").reshape(2, 2, 1, 3, 2) / 100)
     rapt("plot", "w.npy", "--batch=1", "--layers=1", "-o", "w.svg")
