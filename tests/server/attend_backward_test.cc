@@ -95,6 +95,22 @@ TEST(AttendBackwardEndTest, RejectsWhatNeedsMoreThanTheBudget) {
   WaitUntilNothingIsHeld(server);
 }
 
+TEST(AttendBackwardTest, TheReferenceBackendReturnsGradients) {
+  const ServerProcess server({"--backend=reference"});
+  v1::AttendBackwardRequest request = BackwardOf({1, 1, 2, 1});
+  const float ones[] = {1, 1};
+  request.mutable_dy()->set_data(ones, sizeof ones);
+  grpc::ClientContext context;
+  v1::AttendBackwardResponse response;
+  const grpc::Status status =
+      Connect<v1::AttentionService>(server)->AttendBackward(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.backend(), "reference");
+  // Both queries weigh both keys with 1/2.
+  EXPECT_EQ(response.dv().data(), request.dy().data());
+  EXPECT_EQ(response.dq().data(), request.call().q().data());
+}
+
 // operator_calls_test compares the gradients with those of the operator.
 TEST(AttendBackwardReportTest, BothProtocolsAreCountedAndNameBackendAndPlan) {
   const ServerProcess server({"--threads=2"});

@@ -129,6 +129,7 @@ std::vector<OperatorCase> AttentionCases() {
                  {"position_ids", {2, 3}, 0, 0, {5, 6, 7, 0, 1, 8}},
                  {"key_position_ids", {2, 6}, 0, 0, {0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 1, 0}}},
                 {{"interleaved", "1"}}),
+      Attention({{"cos_cache", {2, 3, 4}}, {"sin_cache", {2, 3, 4}}}, {{"rotary_keys", "0"}}),
       Attention({}, {{"rope_theta", "500"}, {"rotary_embedding_dim", "4"}, {"rotary_keys", "0"}}),
       Attention({{"additive_weight", {4, 8}}}, {{"score_function", "additive"}}),
       Attention({}, {{"normalizer", "sparsemax"}}),
@@ -348,10 +349,13 @@ const std::vector<OperatorCase>& OperatorCases() {
       all->push_back(c);
       all->push_back(BackwardOf(c));
     }
-    // Of Q, K and V unless others are asked for.
+    // Of Q, K and V unless others are asked for, and without Y and lse.
     for (OperatorCase c : {Attention({}, {}), AttentionCases()[1]}) {
       c = BackwardOf(c);
       c.wants.clear();
+      std::erase_if(c.inputs, [](const CaseInput& input) {
+        return input.name == "Y" || input.name == "lse" || input.name == "dlse";
+      });
       all->push_back(c);
     }
     return all;
