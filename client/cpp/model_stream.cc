@@ -11,7 +11,6 @@
 #include <variant>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -27,17 +26,20 @@ namespace {
 
 namespace pb = google::protobuf;
 
+constexpr absl::string_view kWant = "want_";
+
 bool HoldsTensor(const pb::FieldDescriptor& field) {
   return field.is_repeated() || field.message_type() == v1::Tensor::descriptor();
 }
 
 // Returns the field of an "input", an "output" or a "parameter".
-absl::StatusOr<const pb::FieldDescriptor*> FieldOf(const pb::Message& message,
+absl::StatusOr<const pb::FieldDescriptor*> FieldOf(const pb::Descriptor& message,
                                                    absl::string_view kind, absl::string_view name) {
   std::vector<std::string> names;
-  for (int n = 0; n < message.GetDescriptor()->field_count(); ++n) {
-    const pb::FieldDescriptor* const field = message.GetDescriptor()->field(n);
+  for (int n = 0; n < message.field_count(); ++n) {
+    const pb::FieldDescriptor* const field = message.field(n);
     if (HoldsTensor(*field) == (kind == "parameter")) continue;
+    if (absl::StartsWith(field->name(), kWant)) continue;
     if (absl::EqualsIgnoreCase(field->name(), name)) return field;
     names.push_back(field->name());
   }
@@ -120,7 +122,9 @@ class LinearAttendStream final : public ModelStream {
   absl::StatusOr<ModelResult> Infer(const ModelCall& tokens) override {
     if (has_ended_) return absl::FailedPreconditionError("the stream has ended");
     v1::LinearAttendRequest request;
-    if (absl::Status status = EncodeOperator(tokens, request); !status.ok()) return Abort(status);
+    const absl::Status encoded =
+        EncodeOperator(tokens, *v1::LinearAttendResponse::descriptor(), request);
+    if (!encoded.ok()) return Abort(encoded);
     v1::LinearAttendResponse response;
     // After a failed write there is no response; the status says why.
     stream_->Write(request);
@@ -173,18 +177,20 @@ class LinearAttendStream final : public ModelStream {
 
 }  // namespace
 
-absl::Status EncodeOperator(const ModelCall& call, pb::Message& request) {
+absl::Status EncodeOperator(const ModelCall& call, const pb::Descriptor& response,
+                            pb::Message& request) {
+  const pb::Descriptor& type = *request.GetDescriptor();
   for (const auto& [name, view] : call.inputs) {
-    RAPT_ASSIGN_OR_RETURN(const auto* const field, FieldOf(request, "input", name));
+    RAPT_ASSIGN_OR_RETURN(const auto* const field, FieldOf(type, "input", name));
     RAPT_RETURN_IF_ERROR(SetTensor(view, *field, request));
   }
   for (const auto& [name, value] : call.parameters) {
-    RAPT_ASSIGN_OR_RETURN(const auto* const field, FieldOf(request, "parameter", name));
+    RAPT_ASSIGN_OR_RETURN(const auto* const field, FieldOf(type, "parameter", name));
     RAPT_RETURN_IF_ERROR(SetParameter(value, *field, request));
   }
   for (const std::string& name : call.outputs) {
-    const auto* const field = request.GetDescriptor()->FindFieldByName(
-        absl::StrCat("want_", absl::AsciiStrToLower(name)));
+    RAPT_ASSIGN_OR_RETURN(const auto* const output, FieldOf(response, "output", name));
+    const auto* const field = type.FindFieldByName(absl::StrCat(kWant, output->name()));
     if (field != nullptr) request.GetReflection()->SetBool(&request, field, true);
   }
   return absl::OkStatus();
@@ -194,7 +200,8 @@ absl::StatusOr<ModelResult> DecodeOperator(const ModelCall& call, pb::Message& r
   ModelResult result;
   const pb::Reflection& get = *response.GetReflection();
   for (const std::string& name : call.outputs) {
-    RAPT_ASSIGN_OR_RETURN(const auto* const field, FieldOf(response, "output", name));
+    RAPT_ASSIGN_OR_RETURN(const auto* const field,
+                          FieldOf(*response.GetDescriptor(), "output", name));
     if (!get.HasField(response, field)) return MalformedResponse(absl::StrCat("no ", name));
     auto& tensor = static_cast<v1::Tensor&>(*get.MutableMessage(&response, field));
     RAPT_ASSIGN_OR_RETURN(result.outputs[name], TakeTensor(name, tensor));

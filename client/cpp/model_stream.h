@@ -16,9 +16,10 @@
 namespace rapt::client {
 
 // Sets the fields with the names of the call's tensors and parameters, and "want_<name>" of its
-// outputs. InvalidArgument, with the name, for a field that the message does not have, a value that
-// it does not take, and data that does not match its shape.
-absl::Status EncodeOperator(const ModelCall& call, google::protobuf::Message& request);
+// outputs, which `response` has. InvalidArgument, with the name, for a field that the message does
+// not have, a value that it does not take, and data that does not match its shape.
+absl::Status EncodeOperator(const ModelCall& call, const google::protobuf::Descriptor& response,
+                            google::protobuf::Message& request);
 
 // Moves the outputs out of the response. Internal if it is malformed or lacks a wanted output.
 absl::StatusOr<ModelResult> DecodeOperator(const ModelCall& call,

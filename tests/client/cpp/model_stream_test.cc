@@ -42,14 +42,14 @@ ModelCall FullCall() {
 
 std::string ErrorOf(const ModelCall& call) {
   Request request;
-  const absl::Status status = EncodeOperator(call, request);
+  const absl::Status status = EncodeOperator(call, *Response::descriptor(), request);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   return std::string(status.message());
 }
 
 TEST(ModelStreamTest, SetsTheFieldsOfTheNames) {
   Request request;
-  const absl::Status status = EncodeOperator(FullCall(), request);
+  const absl::Status status = EncodeOperator(FullCall(), *Response::descriptor(), request);
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_TRUE(MessageDifferencer::Equals(request, Parse<Request>(R"(
       query { dtype: FP16 shape: 1 data: "qq" } past_state { dtype: FP16 shape: 1 data: "ss" }
@@ -59,7 +59,9 @@ TEST(ModelStreamTest, SetsTheFieldsOfTheNames) {
       << request.DebugString();
 
   v1::LshAttendRequest lsh;
-  ASSERT_TRUE(EncodeOperator({.inputs = {{"Q", Halves("qq")}}}, lsh).ok());
+  ASSERT_TRUE(EncodeOperator({.inputs = {{"Q", Halves("qq")}}, .outputs = {"Y"}},
+                             *v1::LshAttendResponse::descriptor(), lsh)
+                  .ok());
   EXPECT_EQ(lsh.q().data(), "qq");
 }
 
@@ -71,6 +73,9 @@ TEST(ModelStreamTest, NamesWhatTheMessageDoesNotTake) {
             "nonpad_kv_seqlen has type FP16; it must be INT64");
   EXPECT_THAT(ErrorOf({.inputs = {{"Q", Halves("qq")}}}),
               HasSubstr("unknown input Q; it must be one of query, key, value, past_state"));
+  EXPECT_EQ(ErrorOf({.outputs = {"present"}}),
+            "unknown output present; it must be one of output, present_state, present_normalizer, "
+            "relative_error");
   const struct {
     const char* name;
     ModelCall::Value value;
@@ -78,6 +83,7 @@ TEST(ModelStreamTest, NamesWhatTheMessageDoesNotTake) {
   } kCases[] = {
       {"softcap", 1.0, "unknown parameter softcap; it must be one of q_num_heads, kv_num_heads"},
       {"query", 1.0, "unknown parameter query"},
+      {"want_present_state", true, "unknown parameter want_present_state"},
       {"chunk_size", 0.5, "parameter chunk_size is 0.5; it must be of type int64"},
       {"seed", int64_t{-1}, "parameter seed is -1; it must be of type uint64"},
       {"scale", std::string("x"), "parameter scale is x; it must be of type double"},
