@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "client/cli/progress_bar.h"
 
@@ -108,6 +109,7 @@ class Outputs {
 
 absl::StatusOr<ModelResult> StreamTokens(const OperatorSchema& schema, const ModelCall& call,
                                          const CallerFlags& flags, client::Client& server) {
+  RAPT_CHECK(schema.method == "LinearAttend", "the operator has a stream");
   int64_t length = 0;
   int64_t bytes = 0;
   for (const auto& [name, view] : call.inputs) {

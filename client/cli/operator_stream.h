@@ -9,7 +9,8 @@
 
 namespace rapt {
 
-// Returns the outputs of all tokens. Shows the progress. REQUIRES: the call is valid.
+// Returns the outputs of all tokens. Shows the progress. REQUIRES: the operator is
+// linear_attention, and the call is valid.
 absl::StatusOr<client::ModelResult> StreamTokens(const OperatorSchema& schema,
                                                  const client::ModelCall& call,
                                                  const CallerFlags& flags, client::Client& server);
