@@ -13,9 +13,9 @@
 
 namespace rapt {
 
-// Of a call with `length` queries and keys, each of key and value only if it is of another size.
-// Returns the statuses of MakeLayerCall() and MakePlan(),
-// with messages about dtype, or about batch and lengths.
+// Of a call with `length` queries and keys. Key and value are inputs only if their size differs
+// from the query's. Returns the statuses of MakeLayerCall() and MakePlan(), with messages about
+// dtype, or about batch and lengths.
 absl::StatusOr<MemoryEstimate> EstimateLayer(std::shared_ptr<const Layer> layer, DType dtype,
                                              int64_t batch, int64_t length,
                                              const PlanOptions& options);
