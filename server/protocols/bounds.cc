@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -171,17 +172,18 @@ void AddAttributes(const pb::Descriptor& request, std::vector<FieldBounds>& rows
   }
 }
 
-// The unsigned integers of the other operators, which may have all values: priority and seeds.
+// Of the other operators: the priority and seeds, which may have all values.
 void AddOperators(const pb::ServiceDescriptor& service, std::vector<FieldBounds>& rows) {
   for (const OperatorSchema* schema : OperatorSchemas()) {
     if (schema->method.empty()) continue;
     const pb::Descriptor& request =
         *service.FindMethodByName(std::string(schema->method))->input_type();
-    for (int n = 0; n < request.field_count(); ++n) {
-      const pb::FieldDescriptor& field = *request.field(n);
-      if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_UINT64) {
-        rows.push_back({field.full_name(), kAll});
-      }
+    const auto add = [&](absl::string_view name) {
+      rows.push_back({request.FindFieldByName(std::string(name))->full_name(), kAll});
+    };
+    add("priority");
+    for (const AttributeSchema& attribute : schema->attributes) {
+      if (std::holds_alternative<uint64_t>(attribute.kind)) add(attribute.name);
     }
   }
 }
