@@ -20,9 +20,9 @@
 #include "server/protocols/message_parts.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/rapt/codec.h"
-#include "server/protocols/rapt/operator_codec.h"
 #include "server/protocols/rapt/operator_stream.h"
 #include "server/protocols/response_size.h"
+#include "tests/fuzz/operator_codecs.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt {
@@ -117,7 +117,7 @@ void Operator(const native::OperatorCodec& codec, const MessageBytes& message,
 
 // Of a stream whose messages all have the tokens of the first one.
 void LinearAttendStream(const std::string& bytes, int64_t slice_bytes) {
-  native::OperatorStream stream(native::CodecOf("LinearAttend"));
+  native::OperatorStream stream(CodecOf("LinearAttend"));
   v1::LinearAttendRequest tokens;
   std::string next = bytes;
   for (int n = 0; n < 3; ++n) {
@@ -155,19 +155,19 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
       Attend<v1::AttendBackwardResponse>(message.bytes(), shared_memory, native::DecodeBackward);
       break;
     case 4:
-      Operator(native::CodecOf("LinearAttend"), message.bytes(), shared_memory);
+      Operator(CodecOf("LinearAttend"), message.bytes(), shared_memory);
       break;
     case 5:
       LinearAttendStream(bytes, slice_bytes);
       break;
     case 6:
-      Operator(native::CodecOf("LshAttend"), message.bytes(), shared_memory);
+      Operator(CodecOf("LshAttend"), message.bytes(), shared_memory);
       break;
     case 7:
-      Operator(native::CodecOf("RotaryEmbed"), message.bytes(), shared_memory);
+      Operator(CodecOf("RotaryEmbed"), message.bytes(), shared_memory);
       break;
     default:
-      Operator(native::CodecOf("EncodePositions"), message.bytes(), shared_memory);
+      Operator(CodecOf("EncodePositions"), message.bytes(), shared_memory);
   }
   RAPT_CHECK(TheServer().gate.reserved_bytes() == 0, "a completed request holds memory");
 }

@@ -19,7 +19,7 @@
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/rapt/cache_codec.h"
 #include "server/protocols/rapt/codec.h"
-#include "server/protocols/rapt/operator_codec.h"
+#include "tests/fuzz/operator_codecs.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt {
@@ -110,9 +110,8 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
       decoded = native::DecodeBackward(sliced.bytes(), SharedMemory({})).ok();
       break;
     case 4:
-      accepted = CheckSplit<LinearAttendRequest>(bytes, sliced,
-                                                 native::CodecOf("LinearAttend").payloads());
-      decoded = native::CodecOf("LinearAttend").Decode(sliced.bytes(), SharedMemory({})).ok();
+      accepted = CheckSplit<LinearAttendRequest>(bytes, sliced, CodecOf("LinearAttend").payloads());
+      decoded = CodecOf("LinearAttend").Decode(sliced.bytes(), SharedMemory({})).ok();
       break;
     case 5:
       accepted = CheckSplit<AttendCachedRequest>(bytes, sliced, native::AttendCachedSchema());

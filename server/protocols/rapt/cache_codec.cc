@@ -359,7 +359,7 @@ ResponseMessage EncodeAttendCached(const TensorOperator& op,
   AttendResponse fields;
   for (const cache::AppendResult& item : items) WriteResult(item, *fields.add_items());
   response.Append(fields.SerializeAsString());
-  response.Append(EndOf(fields, result));
+  response.Append(EndOf(kEndFields<AttendResponse>, result));
   response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }

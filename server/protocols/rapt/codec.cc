@@ -390,9 +390,9 @@ ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& p
     AppendTensor(ColumnsOfTables().tensors[role]->number(), call.outputs[role],
                  PlaceOf(places, role), result.outputs[role], response);
   }
-  const pb::Message& forward = v1::AttendResponse::default_instance();
-  const pb::Message& backward = v1::AttendBackwardResponse::default_instance();
-  response.Append(EndOf(call.problem.backward ? backward : forward, result));
+  response.Append(EndOf(call.problem.backward ? kEndFields<v1::AttendBackwardResponse>
+                                              : kEndFields<v1::AttendResponse>,
+                        result));
   response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }
@@ -488,15 +488,18 @@ void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds c
   timing.set_compute_us(Microseconds(compute_time));
 }
 
-std::string EndOf(const pb::Message& type, const Result& result) {
-  const std::unique_ptr<pb::Message> fields(type.New());
-  const pb::Reflection& set = *fields->GetReflection();
-  const auto field = [&](const char* name) { return type.GetDescriptor()->FindFieldByName(name); };
-  set.SetString(fields.get(), field("backend"), NamesOf(result.routing));
-  set.SetString(fields.get(), field("plan"), result.plan);
-  WriteTiming(result.queue_time, result.compute_time,
-              static_cast<v1::Timing&>(*set.MutableMessage(fields.get(), field("timing"))));
-  return fields->SerializeAsString();
+std::string EndOf(const EndFields& fields, const Result& result) {
+  v1::Timing timing;
+  WriteTiming(result.queue_time, result.compute_time, timing);
+  std::string end;
+  const auto append = [&end](int field, const std::string& bytes) {
+    wire::AppendFieldHeader(field, static_cast<int64_t>(bytes.size()), end);
+    end += bytes;
+  };
+  append(fields.backend, NamesOf(result.routing));
+  append(fields.plan, result.plan);
+  append(fields.timing, timing.SerializeAsString());
+  return end;
 }
 
 const v1::Tensor& TensorOf(const pb::Message& message, Role role) {

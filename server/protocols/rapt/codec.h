@@ -107,8 +107,14 @@ std::string NameOf(v1::DataType code);
 void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds compute_time,
                  v1::Timing& timing);
 
-// The fields of a response of this type that follow its tensors: backend, plan and timing.
-std::string EndOf(const google::protobuf::Message& type, const Result& result);
+// The numbers of the fields of a response that follow its tensors.
+struct EndFields {
+  int backend, plan, timing;
+};
+template <typename Response>
+constexpr EndFields kEndFields = {Response::kBackendFieldNumber, Response::kPlanFieldNumber,
+                                  Response::kTimingFieldNumber};
+std::string EndOf(const EndFields& fields, const Result& result);
 
 // Returns nullopt for unknown codes and the unspecified code.
 std::optional<DType> ToDType(v1::DataType code);

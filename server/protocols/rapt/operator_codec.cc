@@ -1,6 +1,5 @@
 #include "server/protocols/rapt/operator_codec.h"
 
-#include <algorithm>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -80,7 +79,10 @@ const pb::Message& PrototypeOf(const OperatorSchema& schema,
 OperatorCodec::OperatorCodec(const OperatorSchema& schema)
     : schema_(schema),
       request_(PrototypeOf(schema, &pb::MethodDescriptor::input_type)),
-      response_(PrototypeOf(schema, &pb::MethodDescriptor::output_type)) {
+      response_(PrototypeOf(schema, &pb::MethodDescriptor::output_type)),
+      priority_(FieldOf(request_, "priority")),
+      end_{FieldOf(response_, "backend")->number(), FieldOf(response_, "plan")->number(),
+           FieldOf(response_, "timing")->number()} {
   for (const TensorSchema& input : schema_.inputs) {
     inputs_.push_back({&input, FieldOf(request_, input.name)});
     if (input.slot == Role::kKeyLengths) continue;
@@ -135,8 +137,7 @@ absl::Status OperatorCodec::CheckLaterMessage(const pb::Message& fields) const {
 }
 
 uint64_t OperatorCodec::PriorityOf(const pb::Message& fields) const {
-  return fields.GetReflection()->GetUInt64(fields,
-                                           request_.GetDescriptor()->FindFieldByName("priority"));
+  return fields.GetReflection()->GetUInt64(fields, priority_);
 }
 
 absl::Status OperatorCodec::ReadAttributes(const pb::Message& fields, SchemaCall& call) const {
@@ -206,7 +207,7 @@ ResponseMessage OperatorCodec::Encode(const TensorOperator& op, SlotSet wanted,
     AppendTensor(field->number(), *op.outputs()[output->slot], /*place=*/nullptr,
                  result.outputs[output->slot], response);
   }
-  response.Append(EndOf(response_, result));
+  response.Append(EndOf(end_, result));
   response.KeepEncodingMemory(result.encoding_memory);
   return response;
 }
@@ -220,14 +221,6 @@ const std::vector<OperatorCodec>& OperatorCodecs() {
     return codecs;
   }();
   return *kCodecs;
-}
-
-const OperatorCodec& CodecOf(absl::string_view method) {
-  const auto found = std::find_if(
-      OperatorCodecs().begin(), OperatorCodecs().end(),
-      [&](const OperatorCodec& candidate) { return candidate.schema().method == method; });
-  RAPT_CHECK(found != OperatorCodecs().end(), "an operator has the method");
-  return *found;
 }
 
 }  // namespace rapt::native

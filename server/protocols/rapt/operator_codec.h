@@ -17,6 +17,7 @@
 #include "attention/tensor_operator.h"
 #include "base/wire_format.h"
 #include "server/protocols/message_parts.h"
+#include "server/protocols/rapt/codec.h"
 #include "server/protocols/shared_tensors.h"
 #include "server/request.h"
 #include "server/shared_memory/shared_memory.h"
@@ -72,6 +73,8 @@ class OperatorCodec {
   const OperatorSchema& schema_;
   const google::protobuf::Message& request_;
   const google::protobuf::Message& response_;
+  const google::protobuf::FieldDescriptor* const priority_;
+  const EndFields end_;
   std::vector<Column<TensorSchema>> inputs_, outputs_, wants_;
   std::vector<Column<AttributeSchema>> attributes_;
   std::vector<wire::PayloadField> payloads_;
@@ -79,9 +82,6 @@ class OperatorCodec {
 
 // Those of all operators that have a method in their table.
 const std::vector<OperatorCodec>& OperatorCodecs();
-
-// REQUIRES: there is an operator with this method.
-const OperatorCodec& CodecOf(absl::string_view method);
 
 }  // namespace rapt::native
 
