@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from . import _arrays, _messages
 from ._arrays import A
 from ._http import PEEKED_BYTES, Buffer, Deadline, Retry, Stop, check_url, checked_size, current_stop, retried, room
-from ._messages import BYTES, DOUBLE, INT, TEXT, Method, Schema
+from ._messages import BYTES, DOUBLE, INT, TEXT, UINT, Method, Schema
 from ._server import Inference, Sent, Server, check_names, inference, output_of, parameter, understood
 from ._version import VERSION
 from .errors import Unavailable, error_of_code
@@ -27,7 +27,7 @@ _PARAMETER: Schema = {
     "int64_param": (2, INT),
     "string_param": (3, TEXT),
     "double_param": (4, DOUBLE),
-    "uint64_param": (5, INT),
+    "uint64_param": (5, UINT),
 }
 _ENTRY: Schema = {"key": (1, TEXT), "value": (2, _PARAMETER)}
 _TENSOR: Schema = {"name": (1, TEXT), "datatype": (2, TEXT), "shape": (3, [INT])}

@@ -8,18 +8,20 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ._attention import integer
 from ._http import Buffer
 
-# A message by its fields: name -> (number, kind). A list of a kind is a repeated field; numbers are packed. A tuple is an
-# enumeration, whose values are named as in JSON.
+# A message by its fields: name -> (number, kind). A list of a kind is a repeated field; numbers are packed. A range is an
+# integer, and a tuple an enumeration, whose values are named as in JSON.
 Schema = dict[str, tuple[int, Any]]
-INT, DOUBLE, TEXT, BYTES = "int", "double", "text", "bytes"
+INT, INT32, UINT = range(-(2**63), 2**63), range(-(2**31), 2**31), range(2**64)
+DOUBLE, TEXT, BYTES = "double", "text", "bytes"
 DATA_TYPE = ("DATA_TYPE_UNSPECIFIED", "FP32", "FP16", "BF16", "FP64", "BOOL", "INT8", "UINT8", "INT32", "INT64")
 STORAGE = ("STORAGE_PLAIN", "STORAGE_INT8")
 
 TENSOR: Schema = {"dtype": (1, INT), "shape": (2, [INT]), "data": (3, BYTES)}
 WINDOW: Schema = {"left": (1, INT), "right": (2, INT)}
-DROPOUT: Schema = {"probability": (1, DOUBLE), "seed": (2, INT)}
+DROPOUT: Schema = {"probability": (1, DOUBLE), "seed": (2, UINT)}
 ATTENTION: Schema = {
     "layout": (1, INT),
     "query_heads": (2, INT),
@@ -112,9 +114,9 @@ ATTEND_BACKWARD_RESPONSE: Schema = {
 DIAGNOSE_REQUEST: Schema = {"call": (1, ATTEND_REQUEST)}
 APPEND_PART: Schema = {
     "cache": (1, TEXT),
-    "layer": (2, INT),
+    "layer": (2, INT32),
     "at": (3, INT),
-    "generation": (4, INT),
+    "generation": (4, UINT),
     "k": (5, TENSOR),
     "v": (6, TENSOR),
 }
@@ -123,14 +125,14 @@ ITEM_RESULT: Schema = {"length": (4, INT), "applied_before": (5, INT)}
 APPEND_RESPONSE: Schema = {"results": (1, [ITEM_RESULT])}
 ITEM: Schema = {
     "cache": (1, TEXT),
-    "rows": (2, INT),
-    "new_tokens": (3, INT),
+    "rows": (2, INT32),
+    "new_tokens": (3, INT32),
     "at": (4, INT),
-    "generation": (5, INT),
+    "generation": (5, UINT),
     "position": (6, INT),
 }
 ATTEND_CACHED_REQUEST: Schema = {
-    "layer": (1, INT),
+    "layer": (1, INT32),
     "items": (2, [ITEM]),
     "q": (3, TENSOR),
     "k": (4, TENSOR),
@@ -221,10 +223,11 @@ GET_SERVER_INFO_RESPONSE = _numbered(
     backends=[BACKEND_INFO],
     backend=TEXT,
     isa=TEXT,
+    compute_threads=INT32,
     admission=ADMISSION_LIMITS,
     caches=CACHE_LIMITS,
 )
-LAYER_SHAPE = _numbered("layers kv_heads head_size value_head_size keep_first keep_last")
+LAYER_SHAPE = _numbered("layers kv_heads head_size value_head_size keep_first keep_last", layers=INT32)
 CREATE_REQUEST = _numbered(
     "name shapes dtype reserve_tokens lease_ms first_position storage",
     name=TEXT,
@@ -232,8 +235,13 @@ CREATE_REQUEST = _numbered(
     dtype=DATA_TYPE,
     storage=STORAGE,
 )
-FORK_REQUEST = _numbered("cache length name generation reserve_tokens lease_ms", cache=TEXT, name=TEXT)
-TRUNCATE_REQUEST = _numbered("cache length generation", cache=TEXT)
+FORK_REQUEST = _numbered(
+    "cache length name generation reserve_tokens lease_ms",
+    cache=TEXT,
+    name=TEXT,
+    generation=UINT,
+)
+TRUNCATE_REQUEST = _numbered("cache length generation", cache=TEXT, generation=UINT)
 UPDATE_REQUEST = _numbered("forks truncates closes", forks=[FORK_REQUEST], truncates=[TRUNCATE_REQUEST], closes=[TEXT])
 CACHE = _numbered(
     "id name shapes dtype first_position lengths generation lease_ms expires_in_ms reserve_tokens bytes"
@@ -243,9 +251,10 @@ CACHE = _numbered(
     shapes=[LAYER_SHAPE],
     dtype=DATA_TYPE,
     lengths=[INT],
+    generation=UINT,
     storage=STORAGE,
 )
-UPDATE_RESULT = _numbered("code message reason cache", message=TEXT, reason=TEXT, cache=CACHE)
+UPDATE_RESULT = _numbered("code message reason cache", code=INT32, message=TEXT, reason=TEXT, cache=CACHE)
 UPDATE_RESPONSE = _numbered(
     "forks truncates closes",
     forks=[UPDATE_RESULT],
@@ -255,7 +264,7 @@ UPDATE_RESPONSE = _numbered(
 IDS = _numbered("caches", caches=[TEXT])
 MISSING = _numbered("cache reason", cache=TEXT, reason=TEXT)
 CACHES = _numbered("caches missing next_page_token", caches=[CACHE], missing=[MISSING], next_page_token=TEXT)
-LIST_REQUEST = _numbered("page_size page_token name_prefix", page_token=TEXT, name_prefix=TEXT)
+LIST_REQUEST = _numbered("page_size page_token name_prefix", page_size=INT32, page_token=TEXT, name_prefix=TEXT)
 
 
 class Method(NamedTuple):
@@ -298,7 +307,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 
 @functools.lru_cache(4096)
 def _varint(number: int) -> bytes:
-    number &= 2**64 - 1
+    number &= 2**64 - 1  # of negative ones, as of int64
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -317,16 +326,20 @@ def head(number: int, size: int) -> bytes:
     return _key(number, _LENGTH) + _varint(size)
 
 
+def _integer(name: str, kind: range, value: Any) -> bytes:
+    return _varint(integer(name, value, kind[0], kind[-1]))
+
+
 def encode(schema: Schema, values: Mapping[str, Any]) -> list[Buffer]:
     """The message in buffers, of which memoryviews, those of tensors, are not copied. A value of None is absent; of a message,
-    buffers may be the value as well."""
+    buffers may be the value as well. Raises ValueError for integers that the field does not hold."""
     out: list[Buffer] = []
     last = bytearray()
 
-    def add(number: int, kind: Any, value: Any) -> None:
+    def add(name: str, number: int, kind: Any, value: Any) -> None:
         nonlocal last
-        if kind == INT:
-            last += _key(number, _VARINT) + _varint(int(value))
+        if isinstance(kind, range):
+            last += _key(number, _VARINT) + _integer(name, kind, value)
         elif isinstance(kind, tuple):
             last += _key(number, _VARINT) + _varint(kind.index(value))
         elif kind == DOUBLE:
@@ -349,13 +362,13 @@ def encode(schema: Schema, values: Mapping[str, Any]) -> list[Buffer]:
             continue
         number, kind = schema[name]
         if kind == [INT]:
-            packed = b"".join(map(_varint, value))
+            packed = b"".join(_integer(name, INT, one) for one in value)
             last += head(number, len(packed)) + packed
         elif isinstance(kind, list):
             for one in value:
-                add(number, kind[0], one)
+                add(name, number, kind[0], one)
         else:
-            add(number, kind, value)
+            add(name, number, kind, value)
     return [*out, last]
 
 
@@ -449,10 +462,10 @@ def _signed(number: int) -> int:
 
 
 def _value(kind: Any, value: int | memoryview) -> Any:
-    if kind == INT or isinstance(kind, tuple):
+    if isinstance(kind, (range, tuple)):
         if not isinstance(value, int):
             raise ValueError("bytes in place of a number")
-        return _signed(value) if kind == INT else kind[value]
+        return kind[value] if isinstance(kind, tuple) else value if kind == UINT else _signed(value)
     if isinstance(value, int):
         raise ValueError("a number in place of bytes")
     if kind == DOUBLE:

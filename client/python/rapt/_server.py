@@ -16,7 +16,7 @@ import numpy as np
 
 from . import _arrays, _messages, capi
 from ._arrays import A, Layout
-from ._attention import check, choice
+from ._attention import check, choice, integer
 from ._http import Answer, Buffer, Calls, Deadline, Retry
 from ._messages import Method
 from ._reports import ENUMERATORS, from_json
@@ -116,6 +116,8 @@ def parameter(name: str, value: Any) -> bool | int | float | str:
     if not isinstance(plain, (bool, int, float, str)):
         raise TypeError(f"parameters[{name!r}] is {value!r}; it must be a boolean, a number or a string")
     check(not isinstance(plain, float) or math.isfinite(plain), f"parameters[{name!r}] is {plain}; it must be finite")
+    if isinstance(plain, int):
+        integer(f"parameters[{name!r}]", plain, most=2**64 - 1)
     return plain
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from rapt import _messages, _reports
-from rapt._messages import DOUBLE, INT, TEXT, decode, encode
+from rapt._messages import DOUBLE, INT, INT32, TEXT, UINT, decode, encode
 
 PROTO = pathlib.Path(__file__).resolve().parents[3] / "proto/rapt/v1"
 SOURCE = "".join((PROTO / name).read_text() for name in ("attention.proto", "cache.proto"))
@@ -21,7 +21,7 @@ MESSAGES = {
     for name, value in vars(_messages).items()
     if name.isupper() and isinstance(value, dict)
 }
-KINDS = {"double": DOUBLE, "string": TEXT, "bytes": "bytes"}
+KINDS = {"double": DOUBLE, "string": TEXT, "bytes": "bytes", "int32": INT32, "uint64": UINT}
 
 
 def fields_of(message):
@@ -50,7 +50,7 @@ def named(kind):
     if isinstance(kind, tuple):
         assert kind == enumerators_of(next(name for name, value in vars(_messages).items() if value is kind))
         return INT
-    if isinstance(kind, str):
+    if isinstance(kind, (str, range)):
         return kind
     return next(MESSAGES[name] for name, value in vars(_messages).items() if value is kind)
 
@@ -100,7 +100,7 @@ def joined(schema, values):
 
 INNER = {"n": (1, INT), "t": (16, TEXT)}
 OUTER = {"n": (1, INT), "d": (2, DOUBLE), "m": (3, INNER), "many": (4, [INNER]), "numbers": (5, [INT]), "b": (2047, "bytes")}
-OUTER |= {"e": (20, ("NONE", "ONE"))}
+OUTER |= {"e": (20, ("NONE", "ONE")), "i": (21, INT32), "u": (22, UINT)}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,8 @@ OUTER |= {"e": (20, ("NONE", "ONE"))}
         ({"many": [{"n": 5}, {}], "numbers": [3, 270]}, "22020805" + "2200" + "2a03038e02"),
         ({"b": b"xyz", "n": None}, "fa7f0378797a"),
         ({"e": "ONE"}, "a00101"),
+        ({"i": -(2**31)}, "a80180808080f8ffffffff01"),
+        ({"u": 2**64 - 1}, "b001ffffffffffffffffff01"),
     ),
 )
 def test_bytes_are_those_of_protocol_buffers(values, data):
@@ -127,6 +129,21 @@ def test_bytes_are_those_of_protocol_buffers(values, data):
     want |= {name: value for name, value in values.items() if value is not None}
     want["many"] = [{"n": 5}, {}] if "many" in values else []
     assert decode(OUTER, memoryview(bytes.fromhex(data))) == want
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    (
+        ("i", 2**31, ValueError, "^i is 2147483648; it must be from -2147483648 to 2147483647$"),
+        ("n", 2**63, ValueError, "^n is "),
+        ("numbers", [3, -(2**63) - 1], ValueError, "^numbers is "),
+        ("u", -1, ValueError, "^u is -1; it must be from 0 to 18446744073709551615$"),
+        ("u", 1.5, TypeError, "^u is 1.5; it must be an integer$"),
+    ),
+)
+def test_integers_that_a_field_does_not_hold_are_refused(name, value, error, message):
+    with pytest.raises(error, match=message):
+        encode(OUTER, {name: value})
 
 
 def test_unknown_fields_are_skipped_and_numbers_may_be_unpacked():

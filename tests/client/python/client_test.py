@@ -225,6 +225,7 @@ def test_arrays_are_not_changed(client):
         (lambda c: c.infer("attention", {"Q": Q}, parameters={"sequence_id": 5}), ValueError, "create_cache"),
         (lambda c: c.infer("attention", QKV, parameters={"scale": np.nan}), ValueError, r"parameters\['scale'\] is nan; it must be finite"),
         (lambda c: c.infer("attention", QKV, parameters={"scale": [2]}), TypeError, r"parameters\['scale'\] is \[2\]; it must be a bool"),
+        (lambda c: c.infer("attention", QKV, parameters={"scale": 2**64}), ValueError, r"parameters\['scale'\] is 18446744073709551616; it"),
         (lambda c: c.infer("attention", QKV, "Y"), TypeError, "outputs is 'Y'; it must be a sequence of names"),
         (lambda c: c.infer("attention", QKV, ["Y", 1]), TypeError, r"outputs is \['Y', 1\]; it must be a sequence of names"),
         (lambda c: c.estimate_memory([64], query_heads=-1), ValueError, "query_heads"),
@@ -234,6 +235,7 @@ def test_arrays_are_not_changed(client):
         (lambda c: c.estimate_memory([64, 1.5], query_heads=1), TypeError, "lengths is 1.5; it must be an integer"),
         (lambda c: c.estimate_memory([64], query_heads=1, per_head="yes"), TypeError, "per_head is 'yes'; it must be"),
         (lambda c: c.create_cache(rapt.LayerShape(2.5, 8)), TypeError, "kv_heads is 2.5; it must be an integer"),
+        (lambda c: c.create_cache(rapt.LayerShape(2, 8, layers=2**32 + 1)), ValueError, "layers"),
         (lambda c: c.create_cache(rapt.LayerShape(2, 8), first_position="x"), TypeError, "first_position is 'x'; it must be an integer"),
     ),
 )
@@ -605,6 +607,8 @@ def test_a_batch_of_caches(client):
         with pytest.raises(ValueError, match=r"items\[0\] is a cache of another client"):
             with rapt.Client("http://127.0.0.1:1") as stranger:
                 stranger.attend_caches(0, items, q, k, v)
+        with pytest.raises(ValueError, match="rows is 4294967298; it must be from -2147483648 to 2147483647"):
+            client.attend_caches(0, [rapt.CacheItem(one, rows=2**32 + 2)], q[:2])
 
 
 def test_an_update_of_caches(client):
