@@ -124,7 +124,11 @@ class GrpcServer(Server):
         checked_size(body, self._most)
         data = b"".join(body)
         answer, trailers = retried(
-            lambda: self._attempt(method.name, data, deadline, stop), retries or self._retries, deadline, stop or Stop()
+            lambda: self._attempt(method.name, data, deadline, stop),
+            retries or self._retries,
+            deadline,
+            stop or Stop(),
+            lambda: self._is_closed,
         )
         aligned = room(len(answer), _messages.payload_at(method.response, memoryview(answer)[:PEEKED_BYTES]))
         aligned[:] = answer

@@ -143,14 +143,16 @@ class Deadline:
         return f"{int(left)}S"
 
 
-def retried(attempt: Callable[[], T], retries: Retry, deadline: Deadline, stop: Stop) -> T:
-    """What an attempt returns, of as many as `retries` allows. Raises CallError."""
+def retried(
+    attempt: Callable[[], T], retries: Retry, deadline: Deadline, stop: Stop, is_closed: Callable[[], bool] = lambda: False
+) -> T:
+    """What an attempt returns, of as many as `retries` allows until the client is closed. Raises CallError."""
     attempts = 1
     while True:
         try:
             return attempt()
         except CallError as error:
-            is_final = not retries.repeats(error) or attempts >= retries.attempts
+            is_final = not retries.repeats(error) or attempts >= retries.attempts or is_closed()
             delay = retries.delay(attempts, error.retry_after)
             if is_final or not deadline.allows(delay):
                 raise
