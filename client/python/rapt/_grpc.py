@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 
 from . import _arrays, _messages
 from ._arrays import A
-from ._http import PEEKED_BYTES, Buffer, Deadline, Retry, Stop, check_url, checked_size, current_stop, retried, room
+from ._http import (
+    PEEKED_BYTES,
+    Buffer,
+    Deadline,
+    Retry,
+    Stop,
+    check_answer_size,
+    check_url,
+    checked_size,
+    current_stop,
+    retried,
+    room,
+)
 from ._messages import BYTES, DOUBLE, INT, TEXT, UINT, Method, Schema
 from ._server import Inference, Sent, Server, check_names, inference, output_of, parameter, understood
 from ._version import VERSION
@@ -85,8 +97,8 @@ class GrpcServer(Server):
             raise ValueError(f"url is {url!r}; it must be grpc://HOST:PORT or grpcs://HOST:PORT")
         host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
         options: list[tuple[str, Any]] = [
-            ("grpc.max_send_message_length", -1),  # checked_size() has the limit
-            ("grpc.max_receive_message_length", min(max_message_bytes, 2**31 - 1)),
+            ("grpc.max_send_message_length", -1),  # _call() has the limits
+            ("grpc.max_receive_message_length", -1),
             ("grpc.primary_user_agent", f"rapt-python/{VERSION}"),
             ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
             ("grpc.enable_http_proxy", 0),
@@ -130,6 +142,7 @@ class GrpcServer(Server):
             stop or Stop(),
             lambda: self._is_closed,
         )
+        check_answer_size(len(answer), self._most, 200)
         aligned = room(len(answer), _messages.payload_at(method.response, memoryview(answer)[:PEEKED_BYTES]))
         aligned[:] = answer
         return aligned, trailers

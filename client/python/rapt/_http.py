@@ -378,7 +378,7 @@ def _connected(endpoint: Endpoint, deadline: Deadline, stop: Stop) -> socket.soc
                 deadline.survives(error)
 
 
-def _check_size(size: int, most: int, status: int) -> None:
+def check_answer_size(size: int, most: int, status: int) -> None:
     if size > most:
         raise ResourceExhausted(f"the answer has more than max_message_bytes, {most}", status)
 
@@ -443,10 +443,10 @@ class _Connection:
             raise _Malformed(f"a body of {length!r:.50} bytes")
         else:
             size = int(length)
-            _check_size(size, most, status)
+            check_answer_size(size, most, status)
             body = room(size, payload_at(headers, stream.peek(min(size, PEEKED_BYTES))))
             stream.fill(body)
-        _check_size(len(body), most, status)
+        check_answer_size(len(body), most, status)
         return Answer(status, headers, body), not (ends or stream.has_more())
 
 

@@ -251,6 +251,13 @@ def test_beyond_a_limit_of_the_server(client):
     assert isinstance(caught.value, MemoryError) and caught.value.status in (413, 429)  # which gRPC does not tell apart
 
 
+def test_an_answer_beyond_the_limit_of_the_client(url):
+    x = np.zeros((1, 1, 64, 8), np.float32)
+    with rapt.Client(url, max_message_bytes=10000, retries=rapt.Retry(resource_exhausted=True)) as client:
+        with pytest.raises(MemoryError, match="^the answer has more than max_message_bytes, 10000$"):
+            client.attend(x, x, x, scores="weights")
+
+
 def is_in_the_answer(x):
     """Whether the array is a part of what was received, not a copy."""
     while isinstance(x.base, np.ndarray):
