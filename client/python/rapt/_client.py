@@ -121,7 +121,7 @@ def _server_of(
     retries: Retry,
     max_message_bytes: int,
 ) -> Server:
-    if url.startswith(("grpc:", "grpcs:")):
+    if url.lower().startswith(("grpc:", "grpcs:")):
         from ._grpc import GrpcServer
 
         return GrpcServer(url, token, ca, cert, key, server_name, timeout, retries, max_message_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 import re
@@ -112,6 +113,8 @@ current_stop: ContextVar[Stop | None] = ContextVar("current_stop", default=None)
 
 class Deadline:
     def __init__(self, timeout: float) -> None:
+        if math.isnan(timeout):
+            raise ValueError("timeout is nan; it must be a number of seconds")
         self._timeout = timeout
         self._last_error: Exception | None = None  # of an attempt that failed before
         self._end = time.monotonic() + min(timeout, _LONGEST)
@@ -179,7 +182,7 @@ def room(size: int, payload_at: int) -> memoryview:
 
 
 def check_url(url: str, scheme: str, token: str | None, ca: Any, cert: Any, key: Any) -> urllib.parse.SplitResult:
-    """Of a server. `scheme` is that without TLS."""
+    """Of a server. `scheme` is that without TLS. Raises ValueError, or OSError for a file."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in (scheme, scheme + "s") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"url is {url!r}; it must be {scheme}://HOST:PORT or {scheme}s://HOST:PORT")
@@ -198,7 +201,17 @@ def check_url(url: str, scheme: str, token: str | None, ca: Any, cert: Any, key:
             raise ValueError(f"token needs {scheme}s: it is never sent in plain text")
     if token is not None and not (token.isascii() and token.isprintable()):
         raise ValueError("token must consist of printable ASCII characters")
+    for name, path in (("ca", ca), ("cert", cert), ("key", key)):
+        if path is not None:
+            _check_file(name, path)
     return parts
+
+
+def _check_file(name: str, path: Any) -> None:
+    try:
+        open(path, "rb").close()
+    except OSError as error:
+        raise OSError(error.errno, f"{name} cannot be read: {error.strerror}", path) from None
 
 
 @dataclass(frozen=True)

@@ -519,6 +519,7 @@ def test_the_head_of_a_request():
         ("https://x", {"token": "a\r\nb"}, "token must consist of printable"),
         ("grpc://x", {}, "url is 'grpc://x'; it must be grpc://HOST:PORT or grpcs://HOST:PORT"),
         ("grpc://x:1/path", {}, "it must be grpc://HOST:PORT"),
+        ("GRPC://x", {}, "it must be grpc://HOST:PORT"),
         ("grpc://x:1", {"token": "secret"}, "token needs grpcs"),
         ("grpc://x:1", {"cert": "file"}, "ca and cert need grpcs"),
     ),
@@ -526,6 +527,19 @@ def test_the_head_of_a_request():
 def test_wrong_arguments(url, options, message):
     with pytest.raises(ValueError, match=message):
         rapt.Client(url, **options)
+
+
+@pytest.mark.parametrize("scheme", ("https", "grpcs"))
+@pytest.mark.parametrize("option", ("ca", "cert"))
+def test_a_file_that_cannot_be_read(scheme, option):
+    with pytest.raises(FileNotFoundError, match=f"{option} cannot be read: No such file.*'absent.pem'"):
+        rapt.Client(f"{scheme}://x:1", **{option: "absent.pem"})
+
+
+@pytest.mark.parametrize("scheme", ("http", "grpc"))
+def test_a_timeout_that_is_no_number(scheme):
+    with rapt.Client(f"{scheme}://127.0.0.1:1") as client, pytest.raises(ValueError, match="^timeout is nan; it must be"):
+        client.info(timeout=float("nan"))
 
 
 # --- gRPC -------------------------------------------------------------------------------------------
