@@ -28,25 +28,26 @@ absl::StatusOr<ModelResult> Decode(const std::string& response,
                      Parse<inference::ModelInferResponse>(response));
 }
 
-TEST(InferCodecTest, ALayerIsAModel) {
-  LayerCall call{.model = "encoder", .query = Halves("qqqq"), .key_lengths = {0x6161616161616161}};
-  call.mask = Halves("mmmm");
-  call.causal = false;
-  call.dropout = Dropout{0.5, 7};
-  call.wants_weights = true;
-  call.priority = 3;
-  const auto request = EncodeInfer(ToModelCall(call));
+TEST(InferCodecTest, EncodesACall) {
+  const auto request = EncodeInfer({.model = "encoder",
+                                    .inputs = {{"query", Halves("qqqq")}, {"mask", Halves("mmmm")}},
+                                    .parameters = {{"is_causal", false},
+                                                   {"key_block", -1},
+                                                   {"priority", uint64_t{3}},
+                                                   {"scale", 0.5},
+                                                   {"layout", "BHSD"}},
+                                    .outputs = {"Y", "weights"}});
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_TRUE(MessageDifferencer::Equals(*request, Parse<inference::ModelInferRequest>(R"(
       model_name: "encoder"
       inputs { name: "query" datatype: "FP16" shape: [1, 1, 2, 1] }
-      inputs { name: "attn_mask" datatype: "FP16" shape: [1, 1, 2, 1] }
-      inputs { name: "nonpad_kv_seqlen" datatype: "INT64" shape: [1] }
-      raw_input_contents: ["qqqq", "mmmm", "aaaaaaaa"]
+      inputs { name: "mask" datatype: "FP16" shape: [1, 1, 2, 1] }
+      raw_input_contents: ["qqqq", "mmmm"]
       parameters { key: "is_causal" value { bool_param: false } }
-      parameters { key: "dropout_probability" value { double_param: 0.5 } }
-      parameters { key: "dropout_seed" value { uint64_param: 7 } }
+      parameters { key: "key_block" value { int64_param: -1 } }
       parameters { key: "priority" value { uint64_param: 3 } }
+      parameters { key: "scale" value { double_param: 0.5 } }
+      parameters { key: "layout" value { string_param: "BHSD" } }
       outputs { name: "Y" } outputs { name: "weights" })")))
       << request->DebugString();
 }
