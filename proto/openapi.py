@@ -349,7 +349,7 @@ def add_rapt(paths):
     add("post", "caches/renew", "Renews the leases of caches", "Caches", "Ids", IDS)
     add("post", "caches/truncate", "Keeps the first tokens", "Cache", "TruncateRequest", {"cache": "CACHE", "length": 1, "generation": 1})
     add("post", "caches/update", "Forks, truncates and ends caches", "UpdateResponse", "UpdateRequest",
-        {"forks": [{"cache": "CACHE", "generation": 1, "name": "beam-2"}], "closes": ["CACHE"]})  # fmt: skip
+        {"forks": [{"cache": "CACHE", "length": 1, "generation": 1, "name": "beam-2"}], "closes": ["CACHE"]})  # fmt: skip
     add("post", "caches/close", "Ends caches", "Caches", "Ids", IDS)
 
 

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "server/cache/limits.h"
 
 namespace rapt::cache {
@@ -46,6 +47,21 @@ std::shared_ptr<Account> CacheDirectory::AccountOf(const std::string& owner) {
   return account;
 }
 
+absl::Status CacheDirectory::CheckRoomLocked(const Owner& owner) const {
+  const auto count = static_cast<int64_t>(owner.caches.size());
+  if (count < limits_.caches_per_caller) return absl::OkStatus();
+  return refusals_.Fail(Reason::kQuota, absl::StatusCode::kResourceExhausted,
+                        absl::StrCat("the caller has ", count, " caches, which is its quota"));
+}
+
+absl::Status CacheDirectory::CheckRoom(const std::string& owner) {
+  Gone gone;
+  MutexLock lock(mutex_);
+  ExpireLocked(gone);
+  const auto found = owners_.find(owner);
+  return found == owners_.end() ? absl::OkStatus() : CheckRoomLocked(found->second);
+}
+
 absl::StatusOr<std::optional<CacheDirectory::Handle>> CacheDirectory::Add(
     const std::shared_ptr<ResidentCache>& cache) {
   const std::string& name = cache->spec().name;
@@ -54,11 +70,7 @@ absl::StatusOr<std::optional<CacheDirectory::Handle>> CacheDirectory::Add(
   ExpireLocked(gone);
   Owner& owner = owners_.at(cache->owner());  // its account is in use
   if (!name.empty() && owner.named.contains(name)) return std::nullopt;
-  const auto count = static_cast<int64_t>(owner.caches.size());
-  if (count >= limits_.caches_per_caller) {
-    return refusals_.Fail(Reason::kQuota, absl::StatusCode::kResourceExhausted,
-                          absl::StrCat("the caller has ", count, " caches, which is its quota"));
-  }
+  RAPT_RETURN_IF_ERROR(CheckRoomLocked(owner));
   const Instant expires = clock_.Now() + cache->spec().lease;
   auto entry = std::make_unique<Entry>(Entry{cache, next_number_++, expires, expires});
   owner.caches[entry->number] = entry.get();

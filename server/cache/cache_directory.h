@@ -51,6 +51,8 @@ class CacheDirectory {
   // Returns the account of a caller, which all of its caches share.
   std::shared_ptr<Account> AccountOf(const std::string& owner);
 
+  // ResourceExhausted if the owner has as many caches as it may have.
+  absl::Status CheckRoom(const std::string& owner);
   // Makes the cache visible. Returns nullopt if its owner has a live one of its name;
   // ResourceExhausted if the owner has too many.
   absl::StatusOr<std::optional<Handle>> Add(const std::shared_ptr<ResidentCache>& cache);
@@ -97,6 +99,7 @@ class CacheDirectory {
   };
   using Gone = std::vector<std::shared_ptr<ResidentCache>>;  // destroyed without the lock
 
+  absl::Status CheckRoomLocked(const Owner& owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Handle> FindLocked(const std::string& owner, const std::string& id, bool renews)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Reason WhyMissing(const std::string& owner, absl::string_view id) const

@@ -22,6 +22,12 @@ absl::Status NameInUse(absl::string_view name) {
   return absl::AlreadyExistsError(absl::StrCat("name: the cache '", name, "' exists"));
 }
 
+absl::Status NameOfAnother(absl::string_view name) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("name: the cache '", name,
+                   "' exists with other shapes, type or first_position, or of another fork"));
+}
+
 }  // namespace
 
 CacheStore::CacheStore(Options options, Arena& arena, const Clock& clock)
@@ -66,9 +72,7 @@ CacheStore::Named CacheStore::FindNamed(const ResidentCache& wanted) {
   const std::optional<Handle> found = directory_.FindNamed(wanted.owner(), name);
   if (!found) return std::nullopt;
   if (found->cache->WasMadeAs(wanted)) return InfoOf(*found);
-  return absl::AlreadyExistsError(
-      absl::StrCat("name: the cache '", name,
-                   "' exists with other shapes, type or first_position, or of another fork"));
+  return NameOfAnother(name);
 }
 
 CacheStore::Named CacheStore::Add(const std::shared_ptr<ResidentCache>& cache) {
@@ -112,8 +116,15 @@ absl::StatusOr<CacheInfo> CacheStore::Fork(const std::string& owner, const ForkS
   RAPT_RETURN_IF_ERROR(ValidateName(spec.name));
   RAPT_RETURN_IF_ERROR(ValidateReservation(spec.reserve_tokens));
   const std::optional<Handle> named = directory_.FindNamed(owner, spec.name);
-  if (named && named->cache->IsFork(spec)) return InfoOf(*named);
+  const auto is_named = [&](std::optional<int64_t> length) {
+    return named && named->cache->IsFork(spec.cache, length);
+  };
+  const bool needs_parent = !spec.length && directory_.Has(owner, spec.cache);
+  if (!needs_parent && is_named(spec.length)) return InfoOf(*named);
   RAPT_ASSIGN_OR_RETURN(const Handle parent, directory_.Find(owner, spec.cache, /*renews=*/false));
+  if (needs_parent && is_named(parent.cache->ShortestIn(spec.generation))) return InfoOf(*named);
+  if (named) return NameOfAnother(spec.name);
+  RAPT_RETURN_IF_ERROR(directory_.CheckRoom(owner));
   CacheSpec made = parent.cache->spec();
   RAPT_ASSIGN_OR_RETURN(const auto lease, LeaseOf(spec.lease, made.lease));
   made.name = spec.name;

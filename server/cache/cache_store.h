@@ -81,7 +81,8 @@ class CacheStore {
   // ALREADY_EXISTS if with others, else a new cache.
   absl::StatusOr<CacheInfo> Create(const std::string& owner, const CacheSpec& spec);
   // Makes a cache with the first tokens of another one, whose pages it shares. Idempotent by name,
-  // also when the other one has been truncated or closed since.
+  // also when the other one has been truncated or closed since; ALREADY_EXISTS if the spec has no
+  // length and the other one has grown instead.
   absl::StatusOr<CacheInfo> Fork(const std::string& owner, const ForkSpec& spec);
   // Every layer keeps its first `length` tokens; the generation rises by one. Called again with the
   // same arguments, it returns the same as long as nothing was appended since.

@@ -81,8 +81,21 @@ bool ResidentCache::WasMadeAs(const ResidentCache& other) const {
          forked_from_ == other.forked_from_ && forked_length_ == other.forked_length_;
 }
 
-bool ResidentCache::IsFork(const ForkSpec& spec) const {
-  return forked_from_ == spec.cache && spec.length.value_or(forked_length_) == forked_length_;
+bool ResidentCache::IsFork(const std::string& of, std::optional<int64_t> length) const {
+  return !forked_from_.empty() && forked_from_ == of &&
+         length.value_or(forked_length_) == forked_length_;
+}
+
+int64_t ResidentCache::Shortest() const {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const PageList& layer : layers_) least = std::min(least, layer.length());
+  return least;
+}
+
+std::optional<int64_t> ResidentCache::ShortestIn(uint64_t generation) {
+  MutexLock lock(mutex_);
+  if (generation != generation_) return std::nullopt;
+  return Shortest();
 }
 
 void ResidentCache::AddCharged(int64_t bytes) {
@@ -158,8 +171,7 @@ absl::StatusOr<std::shared_ptr<ResidentCache>> ResidentCache::Fork(std::string i
                                                                    std::optional<int64_t> length) {
   MutexLock lock(mutex_);
   RAPT_RETURN_IF_ERROR(CheckGeneration(generation));
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (const PageList& layer : layers_) least = std::min(least, layer.length());
+  const int64_t least = Shortest();
   const int64_t tokens = length.value_or(least);
   if (tokens < 0 || tokens > least) {
     return absl::OutOfRangeError(

@@ -118,8 +118,11 @@ class ResidentCache {
   const std::vector<LayerShape>& shapes() const { return shapes_; }  // of each layer
   // Returns whether a call for `other` may be answered with this cache of the same name.
   bool WasMadeAs(const ResidentCache& other) const;
-  // Returns whether a call for such a fork may be answered with this cache of its name.
-  bool IsFork(const ForkSpec& spec) const;
+  // Returns whether this cache was made of the first `length` tokens of that one, by default of any
+  // number.
+  bool IsFork(const std::string& of, std::optional<int64_t> length) const;
+  // Returns the tokens of the shortest layer; nullopt if the cache has another generation.
+  std::optional<int64_t> ShortestIn(uint64_t generation);
 
   // Charges the owner for the pages that the cache reaches, unless they are charged, and takes
   // those of reserve_tokens. Call before others see the cache.
@@ -190,6 +193,7 @@ class ResidentCache {
     return context_.refusals.Fail(reason, code, message);
   }
   PageList& ListOf(const LayerCall& call) { return layers_[static_cast<size_t>(call.layer)]; }
+  int64_t Shortest() const;
   absl::Status CheckGeneration(uint64_t generation) const;
   absl::Status CheckCut(int64_t length) const;
   absl::Status CheckPlace(const LayerCall& call, LayerState& state) const;

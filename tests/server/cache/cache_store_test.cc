@@ -244,6 +244,24 @@ TEST_F(CacheStoreTest, AForkIsIdempotentByName) {
   EXPECT_EQ(store_.Fork("a", of_other).status().code(), absl::StatusCode::kAlreadyExists);
 }
 
+TEST_F(CacheStoreTest, AForkIsNotTheAnswerOnceItsParentHasGrown) {
+  const CacheInfo parent = Create("a", {.shapes = {{.token = kToken}}});
+  ASSERT_TRUE(Append(parent, 0, Range(0, 3)).status.ok());
+  ForkSpec spec = {.cache = parent.id, .generation = 1, .name = "beam"};
+  const auto fork = store_.Fork("a", spec);
+  ASSERT_TRUE(fork.ok());
+  ASSERT_TRUE(Append(parent, 3, {3}).status.ok());
+  EXPECT_EQ(store_.Fork("a", spec).status().code(), absl::StatusCode::kAlreadyExists);
+  spec.length = 3;
+  EXPECT_EQ(store_.Fork("a", spec)->id, fork->id);
+}
+
+TEST_F(CacheStoreTest, AForkNeedsACache) {
+  Create("a", {.name = "no fork"});
+  EXPECT_EQ(store_.Fork("a", {.name = "no fork"}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(CacheStoreTest, LeasesEnd) {
   const CacheInfo kept = Create("a", {.lease = minutes(2)});
   const CacheInfo lost = Create("a", {.lease = minutes(2)});
@@ -320,8 +338,12 @@ TEST_F(CacheStoreTest, ListsInTheOrderOfMaking) {
 }
 
 TEST_F(CacheStoreTest, QuotasHoldForEachCaller) {
-  for (int n = 0; n < 50; ++n) Create();
+  CacheInfo last;
+  for (int n = 0; n < 50; ++n) last = Create();
   ExpectFails(store_.Create("a", {.shapes = {{.token = kToken}}}).status(),
+              absl::StatusCode::kResourceExhausted, Reason::kQuota);
+  // Before a fork looks at what it would copy.
+  ExpectFails(store_.Fork("a", {.cache = last.id, .generation = 1, .length = 1}).status(),
               absl::StatusCode::kResourceExhausted, Reason::kQuota);
   Create("b");
   CacheStore small({.instance = "here", .max_bytes_per_caller = 2 * kPage}, arena_, clock_);
