@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Annotated, Any, Generic, TypedDict, Unpack
 
@@ -483,21 +483,26 @@ class Caches:
 
     def _change(self, changes: Sequence[_Change], made: list[Cache], timeout: float | None) -> None:
         """Makes changes by one call, and adds the forks to `made`."""
-        request = {kind: [entry for of, _, entry in changes if of == kind] for kind in ("forks", "truncates", "closes")}
+        lists = {kind: [change for change in changes if change[0] == kind] for kind in ("forks", "truncates", "closes")}
+        request = {kind: [entry for *_, entry in some] for kind, some in lists.items()}
         start = time.monotonic()
         answer = self.server.ask(_Results, _messages.UPDATE_CACHES, request, timeout)
-        failed: list[CallError] = []
-        for (kind, cache, _), result in zip(changes, answer.forks + answer.truncates + answer.closes):
-            if kind == "closes":
-                cache.release()  # or there was none
-            elif result.code != 0:
-                failed.append(error_of_code(result.code, result.message, result.reason))
-            elif kind == "forks":
-                made.append(self._made(result.cache, start))
-            else:
-                cache._take(result.cache)
-        if failed:
-            raise failed[0]
+        for kind, some in lists.items():
+            results: list[_Result] = getattr(answer, kind)
+            failed: list[CallError] = []
+            for (_, cache, _), result in zip(some, results):
+                if kind == "closes":
+                    cache.release()  # or there was none
+                elif result.code != 0:
+                    failed.append(error_of_code(result.code, result.message, result.reason))
+                elif kind == "forks":
+                    made.append(self._made(replace(result.cache, shapes=cache.shapes), start))
+                else:
+                    cache._take(result.cache)
+            if failed:
+                raise failed[0]  # what follows was not done
+            if len(results) != len(some):
+                raise InternalError(f"not an answer of rapt-server: {len(results)} results of {len(some)} {kind}")
 
     def list(self, name_prefix: str, timeout: float | None) -> list[CacheInfo]:
         deadline = self.server.deadline(timeout)

@@ -426,5 +426,6 @@ class Client:
         timeout: float | None = None,
     ) -> list[Cache]:
         """Cache.fork(), truncate(length) and close() of several caches of this client in one call, in this order, as for a
-        step of beam search. Returns the forks. After an error there are none; some of the other changes may be made."""
+        step of beam search. No cache twice in truncates or closes. Returns the forks. After an error there are none; some of
+        the other changes may be made."""
         return self._caches.update(forks, truncates, closes, timeout)

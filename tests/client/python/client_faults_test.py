@@ -363,6 +363,16 @@ def test_other_outputs_than_those_asked_for_are_an_internal_error(names):
     assert type(error) is rapt.errors.InternalError and "not an answer of rapt-server" in str(error)
 
 
+@pytest.mark.parametrize("kind", ("forks", "truncates", "closes"))
+def test_an_update_without_a_result_for_each_change_is_an_internal_error(kind):
+    def update(client):
+        cache = client.open_cache(rapt._caches.CacheInfo(id="here", lengths=[1], generation=1))
+        return client.update_caches(**{kind: [(cache, 0) if kind == "truncates" else cache]})
+
+    error, _ = outcome(answer(body={}), call=update)
+    assert type(error) is rapt.errors.InternalError and f"0 results of 1 {kind}" in str(error)
+
+
 def test_random_bytes_are_an_internal_error():
     rng = np.random.default_rng(3)
     with ScriptedServer(INFO) as server, client_of(server) as client:
