@@ -44,6 +44,19 @@ absl::StatusOr<CacheInfo> DecodeOne(const absl::StatusOr<v1::Caches>& caches) {
   return absl::InternalError("malformed response from server: not the one cache");
 }
 
+// A cache that the server does not close now expires.
+void CloseNow(UnaryCalls& calls, const v1::Ids& ids) {
+  calls.Call(&Stub::Close, ids, {.timeout = kCloseTimeout}, {.max_attempts = 1})
+      .status()
+      .IgnoreError();
+}
+
+// Internal for another number of results of an update.
+absl::Status CheckResults(absl::string_view list, int got, int wanted) {
+  if (got == wanted) return absl::OkStatus();
+  return MalformedResponse(absl::StrCat(got, " results of ", wanted, " ", list));
+}
+
 // Returns the first axis. InvalidArgument if it is beyond what a message can say.
 absl::StatusOr<int32_t> RowsOf(const char* name, const std::optional<TensorView>& view) {
   const int64_t rows = view && !view->shape.empty() ? view->shape[0] : 0;
@@ -187,12 +200,7 @@ Cache& Cache::operator=(Cache&& other) noexcept {
 }
 
 Cache::~Cache() {
-  if (state_ == nullptr || !state_->is_owned()) return;
-  // A cache that the server does not close now expires.
-  state_->unary()
-      .Call(&Stub::Close, state_->ids(), {.timeout = kCloseTimeout}, {.max_attempts = 1})
-      .status()
-      .IgnoreError();
+  if (state_ != nullptr && state_->is_owned()) CloseNow(state_->unary(), state_->ids());
 }
 
 const std::string& Cache::id() const {
@@ -325,20 +333,27 @@ absl::StatusOr<std::vector<Cache>> UpdateCaches(const CacheChanges& changes,
   RAPT_ASSIGN_OR_RETURN(const v1::UpdateResponse response,
                         calls.calls().Call(&Stub::Update, request, options));
   std::vector<Cache> forks;
-  absl::Status status;
-  for (const v1::UpdateResult& result : response.forks()) {
-    const absl::StatusOr<CacheInfo> info = Decode(result);
+  absl::Status status = CheckResults("forks", response.forks_size(), request.forks_size());
+  for (int n = 0; n < std::min(response.forks_size(), request.forks_size()); ++n) {
+    absl::StatusOr<CacheInfo> info = Decode(response.forks(n));
     status.Update(info.status());
-    if (info.ok()) forks.push_back(OwnCache(calls, *info, start));
+    if (!info.ok()) continue;
+    info->shapes = changes.forks[static_cast<size_t>(n)]->shapes();
+    forks.push_back(OwnCache(calls, *info, start));
+  }
+  if (status.ok()) {
+    status = CheckResults("truncates", response.truncates_size(), request.truncates_size());
   }
   for (int n = 0; n < std::min(response.truncates_size(), request.truncates_size()); ++n) {
     const absl::StatusOr<CacheInfo> info = Decode(response.truncates(n));
     status.Update(info.status());
     if (info.ok()) changes.truncates[static_cast<size_t>(n)].cache->state_->Take(*info);
   }
-  RAPT_RETURN_IF_ERROR(status);
-  if (forks.size() != changes.forks.size()) {
-    return absl::InternalError("malformed response from server: not one result for each fork");
+  if (!status.ok()) {
+    v1::Ids made;
+    for (Cache& fork : forks) made.add_caches(fork.Release());
+    if (!forks.empty()) CloseNow(calls.calls(), made);
+    return status;
   }
   for (Cache* cache : changes.closes) {
     if (cache->state_ != nullptr) cache->Release();  // one that was not found is gone as well

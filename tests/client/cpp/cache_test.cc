@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -296,18 +297,21 @@ TEST_F(CacheTest, UpdatesSeveralCachesInOneCall) {
   Append(cache, tokens, 0);
   Append(cache, tokens, 1);
   const std::string gone = other.id();
-  const CacheChanges wrong = {
+  CacheChanges wrong = {
       .forks = {&cache}, .truncates = {{&cache, 4}, {&other, 1}}, .closes = {&other}};
   const size_t before = ListCaches(*client_)->size();
   ExpectFails(UpdateCaches(wrong), absl::StatusCode::kOutOfRange, "");
   EXPECT_THAT(*ListCaches(*client_), SizeIs(before));
   EXPECT_THAT(cache.lengths(), ElementsAre(4, 4));
+  wrong.closes.push_back(&other);
+  ExpectFails(UpdateCaches(wrong), absl::StatusCode::kInvalidArgument, "");
 
   const auto forks = UpdateCaches(
       {.forks = {&cache, &other, &cache}, .truncates = {{&cache, 2}}, .closes = {&other}});
   ASSERT_TRUE(forks.ok()) << forks.status();
   ASSERT_THAT(*forks, SizeIs(3));
   EXPECT_THAT((*forks)[0].lengths(), ElementsAre(4, 4));
+  EXPECT_EQ((*forks)[0].shapes(), cache.shapes());
   EXPECT_THAT((*forks)[1].lengths(), ElementsAre(0, 0));
   EXPECT_THAT(cache.lengths(), ElementsAre(2, 2));
   EXPECT_EQ(cache.generation(), 3u);
@@ -649,6 +653,49 @@ TEST_F(CacheTest, ACallThatMayHaveBeenAppliedCanBeMadeAgain) {
   EXPECT_THAT(ValuesOf(again.y), Pointwise(FloatNear(2e-6f), Want(tokens)));
   EXPECT_THAT(cache.lengths(), ElementsAre(4, 0));
   EXPECT_THAT(owner.Refresh()->lengths, ElementsAre(4, 0));
+}
+
+// Answers Update without the results of the second fork, or of the truncation, and counts Close.
+class ShortAnswers final : public CacheProxy {
+ public:
+  using CacheProxy::CacheProxy;
+  ~ShortAnswers() override { Stop(); }
+
+  void LoseAFork() { loses_fork_ = true; }
+  int closes() const { return closes_; }
+
+  grpc::Status Update(grpc::ServerContext*, const v1::UpdateRequest* request,
+                      v1::UpdateResponse* response) override {
+    grpc::ClientContext context;
+    grpc::Status status = stub().Update(&context, *request, response);
+    loses_fork_ ? response->mutable_forks()->RemoveLast() : response->clear_truncates();
+    return status;
+  }
+  grpc::Status Close(grpc::ServerContext*, const v1::Ids* request, v1::Caches* response) override {
+    ++closes_;
+    grpc::ClientContext context;
+    return stub().Close(&context, *request, response);
+  }
+
+ private:
+  std::atomic<bool> loses_fork_{false};
+  std::atomic<int> closes_{0};
+};
+
+TEST_F(CacheTest, AnUpdateHasAResultForEachChange) {
+  ShortAnswers proxy(server_->grpc_address());
+  const auto client = Client::Connect(proxy.address());
+  ASSERT_TRUE(client.ok()) << client.status();
+  Cache owner = Create();
+  Cache cache = BorrowCache(**client, *owner.Refresh());
+  const size_t before = ListCaches(*client_)->size();
+  EXPECT_TRUE(absl::IsInternal(
+      UpdateCaches({.forks = {&cache, &cache}, .truncates = {{&cache, 0}}}).status()));
+  EXPECT_EQ(proxy.closes(), 1);  // of both forks
+  EXPECT_THAT(*ListCaches(*client_), SizeIs(before));
+  proxy.LoseAFork();
+  cache = BorrowCache(**client, *owner.Refresh());
+  EXPECT_TRUE(absl::IsInternal(UpdateCaches({.forks = {&cache}}).status()));
 }
 
 // Passes on what it is asked, and keeps the answer of a step that appends nothing until Release().

@@ -271,7 +271,8 @@ struct CacheTruncation {
   int64_t length = 0;
 };
 
-// Changes of several caches of one client: at least one, at most 1024.
+// Changes of several caches of one client: at least one, at most 1024. No cache twice in truncates
+// or in closes.
 struct CacheChanges {
   std::vector<Cache*> forks = {};  // as by Fork(); a cache may occur several times
   std::vector<CacheTruncation> truncates = {};
@@ -279,8 +280,8 @@ struct CacheChanges {
 };
 
 // Makes the changes in one call and in this order, as a step of beam search does, and returns the
-// forks. After an error there are none; truncations may have been made. Nothing is closed if the
-// server refused a fork or a truncation.
+// forks. After an error there are none; truncations may have been made, unless the server refused a
+// fork. Nothing is closed if it refused a fork or a truncation.
 absl::StatusOr<std::vector<Cache>> UpdateCaches(const CacheChanges& changes,
                                                 const CallOptions& options = {});
 
