@@ -81,10 +81,10 @@ class ComputedHandler : public MessageHandler {
   }
 };
 
-// The function of a method without tensors. `caller` is who sent the request.
+// The function of a method without tensors. One that takes long ends when `call` is over.
 template <typename ProtoRequest, typename ProtoResponse>
-using SmallFunction = std::function<absl::Status(
-    const std::string& caller, const ProtoRequest& request, ProtoResponse& response)>;
+using SmallFunction = std::function<absl::Status(const Call& call, const ProtoRequest& request,
+                                                 ProtoResponse& response)>;
 
 template <typename ProtoRequest, typename ProtoResponse>
 class SmallHandler final : public MessageHandler {
@@ -100,7 +100,7 @@ class SmallHandler final : public MessageHandler {
       return call.End(std::move(status));
     }
     ProtoResponse response;
-    if (absl::Status status = function_(call.call().caller(), request, response); !status.ok()) {
+    if (absl::Status status = function_(call.call(), request, response); !status.ok()) {
       return call.End(std::move(status));
     }
     ResponseMessage serialized;
@@ -122,7 +122,7 @@ UnaryMethod SmallMethod(SmallFunction<ProtoRequest, ProtoResponse> function,
       }};
 }
 
-// The same for a function of an object that does not ask who calls. REQUIRES: `service` outlives
+// The same for a function of an object that does not look at the call. REQUIRES: `service` outlives
 // the method.
 template <typename Service, typename ProtoRequest, typename ProtoResponse>
 UnaryMethod SmallMethod(const Service& service,
@@ -130,8 +130,7 @@ UnaryMethod SmallMethod(const Service& service,
                             const,
                         const CallObserver& observe, bool is_public = false) {
   return SmallMethod<ProtoRequest, ProtoResponse>(
-      [&service, function](const std::string&, const ProtoRequest& request,
-                           ProtoResponse& response) {
+      [&service, function](const Call&, const ProtoRequest& request, ProtoResponse& response) {
         return (service.*function)(request, response);
       },
       observe, is_public);

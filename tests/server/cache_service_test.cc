@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -192,16 +194,16 @@ void CacheServiceTest::RunRandomOperations(int operations, v1::Storage storage) 
       v1::UpdateResponse first, again;
       ASSERT_TRUE(Call(&v1::CacheService::Stub::Update, request, first).ok());
       ASSERT_TRUE(Call(&v1::CacheService::Stub::Update, request, again).ok());  // a lost reply
-      ASSERT_EQ(first.forks(0).code(), first.truncates(0).code());
       if (first.forks(0).code() != 0) {
         ASSERT_EQ(first.forks(0).reason(), "evicted");
-        ASSERT_EQ(first.closes_size(), 0);
+        ASSERT_EQ(first.truncates_size() + first.closes_size(), 0);
         continue;
       }
       EXPECT_EQ(again.forks(0).cache().id(), first.forks(0).cache().id());
       ASSERT_EQ(first.closes(0).cache().id(), request.closes(0));
       CacheModel model = cache;
       model.info = first.forks(0).cache();
+      ASSERT_EQ(first.truncates_size(), 1);
       cache.info = first.truncates(0).cache();
       for (CacheModel* cut : {&model, &cache}) {
         for (LayerModel& layer : cut->layers) layer.tokens.Resize(fork.length());
@@ -489,20 +491,27 @@ TEST_F(CacheServiceTest, AnUpdateForksTruncatesAndCloses) {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response;
   };
-  v1::UpdateRequest wrong = request;
-  wrong.mutable_forks(0)->set_length(4);
-  wrong.mutable_truncates(0)->set_generation(2);
-  request.Swap(&wrong);
-  const v1::UpdateResponse refused = update();
+  // After a fork that fails nothing is truncated, so that the fork can be made later.
+  request.mutable_forks(0)->set_length(4);
+  v1::UpdateResponse refused = update();
   EXPECT_EQ(refused.forks(0).code(), static_cast<int>(StatusCode::OUT_OF_RANGE));
+  EXPECT_EQ(refused.truncates_size() + refused.closes_size(), 0);
+  request.mutable_forks(0)->clear_length();
+  request.mutable_truncates(0)->set_generation(2);
+  refused = update();
+  EXPECT_EQ(refused.forks(0).cache().lengths(0), 3);
   EXPECT_EQ(refused.truncates(0).code(), static_cast<int>(StatusCode::ABORTED));
   EXPECT_EQ(refused.truncates(0).reason(), "generation");
   EXPECT_EQ(refused.truncates(0).message(), "generation is 2; the cache has 1");
   EXPECT_EQ(refused.closes_size(), 0);
-  request.Swap(&wrong);
+  request.mutable_truncates(0)->set_generation(1);
   const v1::UpdateResponse first = update();
+  EXPECT_EQ(first.forks(0).cache().id(), refused.forks(0).cache().id());
   EXPECT_EQ(first.forks(0).cache().lengths(0), 3);  // as before the truncation
   EXPECT_EQ(first.truncates(0).cache().lengths(0), 2);
+  for (const auto& results : {first.forks(), first.truncates()}) {
+    EXPECT_EQ(results[0].cache().shapes_size(), 0);  // the caller knows them
+  }
   EXPECT_EQ(first.closes(0).code(), static_cast<int>(StatusCode::NOT_FOUND));
   EXPECT_EQ(first.closes(0).reason(), "restarted");
   EXPECT_EQ(first.closes(1).cache().lengths(0), 2);
@@ -531,10 +540,73 @@ TEST_F(CacheServiceTest, AnUpdateThatIsNotAllowedDoesNothing) {
   for (int n = 0; n < 1024; ++n) request.add_closes(std::string(128, 'x'));
   status = Call(&v1::CacheService::Stub::Update, request, response);
   EXPECT_THAT(status.error_message(), HasSubstr("have 1025 entries"));
+  request.clear_closes();
+  for (int n = 0; n < 2; ++n) {
+    v1::TruncateRequest& truncate = *request.add_truncates();
+    truncate.set_cache(cache.id());
+    truncate.set_generation(1);
+  }
+  status = Call(&v1::CacheService::Stub::Update, request, response);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), "truncates[1].cache occurs twice");
+  request.mutable_truncates()->RemoveLast();
+  for (int n = 0; n < 2; ++n) request.add_closes(cache.id());
+  status = Call(&v1::CacheService::Stub::Update, request, response);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), "closes[1] occurs twice");
   v1::Ids ids;
   ids.add_caches(cache.id());
   v1::Caches caches;
-  EXPECT_TRUE(Call(&v1::CacheService::Stub::Get, ids, caches).ok());
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Get, ids, caches).ok());
+  EXPECT_EQ(caches.caches(0).generation(), 1u);
+}
+
+// The callers of TCP are one caller, those of the Unix domain socket another.
+TEST_F(CacheServiceTest, AnUpdateReachesNoCachesOfOthers) {
+  std::string folder = std::filesystem::temp_directory_path() / "rapt-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string socket = absl::StrCat(folder, "/socket");
+  const ServerProcess server(
+      {"--kv_cache_bytes=8388608", absl::StrCat("--unix_socket=", socket), "--grace_period=0s"});
+  stub_ = StubOf(server);
+  const v1::Cache cache = CreateCache();
+  v1::UpdateRequest forks, rest;
+  forks.add_forks()->set_cache(cache.id());
+  rest.add_closes(cache.id());
+  v1::UpdateResponse response;
+  stub_ = v1::CacheService::NewStub(
+      grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials()));
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Update, forks, response).ok());
+  EXPECT_EQ(response.forks(0).reason(), "unknown");
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Update, rest, response).ok());
+  EXPECT_EQ(response.closes(0).reason(), "unknown");
+  rest.add_truncates()->set_cache(cache.id());
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Update, rest, response).ok());
+  EXPECT_EQ(response.truncates(0).reason(), "unknown");
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(CacheServiceTest, AnUpdateEndsAtItsDeadline) {
+  const ServerProcess server({"--kv_cache_bytes=67108864", "--grace_period=0s"});
+  stub_ = StubOf(server);
+  const v1::Cache cache = CreateCache(CreateOf(100));
+  v1::UpdateRequest request;
+  for (int n = 0; n < 1024; ++n) {
+    v1::ForkRequest& fork = *request.add_forks();
+    fork.set_cache(cache.id());
+    fork.set_generation(1);
+    fork.set_name(absl::StrCat("late ", n));
+  }
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(2));
+  v1::UpdateResponse response;
+  EXPECT_EQ(stub_->Update(&context, request, &response).error_code(),
+            StatusCode::DEADLINE_EXCEEDED);
+  v1::ListRequest list;
+  list.set_name_prefix("late 1023");
+  v1::Caches late;
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::List, list, late).ok());
+  EXPECT_EQ(late.caches_size(), 0);
 }
 
 TEST_F(CacheServiceTest, RunsOutOfPagesAtOnceAndOthersKeepTheirBits) {
@@ -715,6 +787,11 @@ TEST_F(CacheServiceTest, ADrainingServerServesItsCachesAndMakesNone) {
     status = Create(CreateOf(), refused);
   } while (status.ok());
   ExpectFails(status, StatusCode::UNAVAILABLE, "draining");
+  v1::UpdateRequest update;
+  update.add_forks()->set_cache(cache.id());
+  v1::UpdateResponse updated;
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Update, update, updated).ok());
+  EXPECT_EQ(updated.forks(0).reason(), "draining");
   v1::AppendResponse response;
   for (int64_t n = 0; n < 5; ++n) {
     const grpc::Status appended = Append(AppendOf(cache, 0, n, RandomTokens(1, rng)), response);

@@ -502,15 +502,26 @@ void Encode(const cache::CacheList& list, v1::Caches& caches) {
 }
 
 void Encode(const absl::StatusOr<cache::CacheInfo>& info, v1::UpdateResult& result) {
-  if (info.ok()) return Encode(*info, *result.mutable_cache());
-  WriteStatus(info.status(), result);
+  if (!info.ok()) return WriteStatus(info.status(), result);
+  Encode(*info, *result.mutable_cache());
+  result.mutable_cache()->clear_shapes();
 }
 
 absl::Status CheckUpdate(const v1::UpdateRequest& request) {
   const int count = request.forks_size() + request.truncates_size() + request.closes_size();
-  if (count >= 1 && static_cast<size_t>(count) <= kMaxIds) return absl::OkStatus();
-  return Invalid("forks, truncates and closes have ", count, " entries; they must have 1 to ",
-                 kMaxIds);
+  if (count < 1 || static_cast<size_t>(count) > kMaxIds) {
+    return Invalid("forks, truncates and closes have ", count, " entries; they must have 1 to ",
+                   kMaxIds);
+  }
+  absl::flat_hash_set<absl::string_view> truncated, closed;
+  for (const v1::TruncateRequest& truncate : request.truncates()) {
+    if (truncated.insert(truncate.cache()).second) continue;
+    return Invalid("truncates[", truncated.size(), "].cache occurs twice");
+  }
+  for (const std::string& id : request.closes()) {
+    if (!closed.insert(id).second) return Invalid("closes[", closed.size(), "] occurs twice");
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<std::string>> DecodeIds(const v1::Ids& ids) {

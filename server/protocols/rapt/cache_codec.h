@@ -77,12 +77,13 @@ cache::ForkSpec DecodeFork(const v1::ForkRequest& request);
 void Encode(const cache::CacheInfo& info, v1::Cache& cache);
 ResponseMessage EncodeCache(const cache::CacheInfo& info);
 void Encode(const cache::CacheList& list, v1::Caches& caches);
+// Without the shapes, which the caller knows.
 void Encode(const absl::StatusOr<cache::CacheInfo>& info, v1::UpdateResult& result);
 
 // Checks the number and the size of the ids, and that none occurs twice.
 absl::StatusOr<std::vector<std::string>> DecodeIds(const v1::Ids& ids);
 
-// Checks the number of entries.
+// Checks the number of entries, and that no cache is truncated or closed twice.
 absl::Status CheckUpdate(const v1::UpdateRequest& request);
 
 }  // namespace rapt::native

@@ -121,15 +121,15 @@ absl::Status Answer(const absl::StatusOr<cache::CacheList>& list, v1::Caches& re
   return list.status();
 }
 
-absl::Status Create(cache::CacheStore& store, const std::string& caller,
-                    const v1::CreateRequest& request, v1::Cache& response) {
+absl::Status Create(cache::CacheStore& store, const Call& call, const v1::CreateRequest& request,
+                    v1::Cache& response) {
   RAPT_ASSIGN_OR_RETURN(const cache::CacheSpec spec, DecodeCreate(request));
-  return Answer(store.Create(caller, spec), response);
+  return Answer(store.Create(call.caller(), spec), response);
 }
 
-absl::Status Fork(cache::CacheStore& store, const std::string& caller,
-                  const v1::ForkRequest& request, v1::Cache& response) {
-  return Answer(store.Fork(caller, DecodeFork(request)), response);
+absl::Status Fork(cache::CacheStore& store, const Call& call, const v1::ForkRequest& request,
+                  v1::Cache& response) {
+  return Answer(store.Fork(call.caller(), DecodeFork(request)), response);
 }
 
 absl::StatusOr<cache::CacheInfo> Truncate(cache::CacheStore& store, const std::string& caller,
@@ -137,9 +137,9 @@ absl::StatusOr<cache::CacheInfo> Truncate(cache::CacheStore& store, const std::s
   return store.Truncate(caller, request.cache(), request.length(), request.generation());
 }
 
-absl::Status Truncate(cache::CacheStore& store, const std::string& caller,
+absl::Status Truncate(cache::CacheStore& store, const Call& call,
                       const v1::TruncateRequest& request, v1::Cache& response) {
-  return Answer(Truncate(store, caller, request), response);
+  return Answer(Truncate(store, call.caller(), request), response);
 }
 
 absl::StatusOr<cache::CacheInfo> Close(cache::CacheStore& store, const std::string& caller,
@@ -148,18 +148,23 @@ absl::StatusOr<cache::CacheInfo> Close(cache::CacheStore& store, const std::stri
   return std::move(closed.caches.front());
 }
 
-absl::Status Update(cache::CacheStore& store, const std::string& caller,
-                    const v1::UpdateRequest& request, v1::UpdateResponse& response) {
+absl::Status Update(cache::CacheStore& store, const Call& call, const v1::UpdateRequest& request,
+                    v1::UpdateResponse& response) {
   RAPT_RETURN_IF_ERROR(CheckUpdate(request));
+  const std::string& caller = call.caller();
   absl::Status status;
   const auto answer = [&](const absl::StatusOr<cache::CacheInfo>& info, v1::UpdateResult& result) {
     Encode(info, result);
     status.Update(info.status());
   };
   for (const v1::ForkRequest& fork : request.forks()) {
+    if (call.is_over()) return call.CancelledOrLate();
     answer(store.Fork(caller, DecodeFork(fork)), *response.add_forks());
   }
+  // A truncation would change the generation that the fork needs when it is sent again.
+  if (!status.ok()) return absl::OkStatus();
   for (const v1::TruncateRequest& truncate : request.truncates()) {
+    if (call.is_over()) return call.CancelledOrLate();
     answer(Truncate(store, caller, truncate), *response.add_truncates());
   }
   if (!status.ok()) return absl::OkStatus();
@@ -169,30 +174,29 @@ absl::Status Update(cache::CacheStore& store, const std::string& caller,
   return absl::OkStatus();
 }
 
-absl::Status List(cache::CacheStore& store, const std::string& caller,
-                  const v1::ListRequest& request, v1::Caches& response) {
+absl::Status List(cache::CacheStore& store, const Call& call, const v1::ListRequest& request,
+                  v1::Caches& response) {
   return Answer(
-      store.List(caller, request.page_size(), request.page_token(), request.name_prefix()),
+      store.List(call.caller(), request.page_size(), request.page_token(), request.name_prefix()),
       response);
 }
 
 // Renew, Close and Get, which have the same messages.
 template <auto run>
-absl::Status OnIds(cache::CacheStore& store, const std::string& caller, const v1::Ids& request,
+absl::Status OnIds(cache::CacheStore& store, const Call& call, const v1::Ids& request,
                    v1::Caches& response) {
   RAPT_ASSIGN_OR_RETURN(const std::vector<std::string> ids, DecodeIds(request));
-  return Answer((store.*run)(caller, ids), response);
+  return Answer((store.*run)(call.caller(), ids), response);
 }
 
 // A method without tensors.
 template <typename ProtoRequest, typename ProtoResponse>
 UnaryMethod OnStore(cache::CacheStore* store,
-                    absl::Status (*respond)(cache::CacheStore&, const std::string&,
-                                            const ProtoRequest&, ProtoResponse&)) {
+                    absl::Status (*respond)(cache::CacheStore&, const Call&, const ProtoRequest&,
+                                            ProtoResponse&)) {
   return SmallMethod<ProtoRequest, ProtoResponse>(
-      [store, respond](const std::string& caller, const ProtoRequest& request,
-                       ProtoResponse& response) {
-        return store == nullptr ? NoCaches() : respond(*store, caller, request, response);
+      [store, respond](const Call& call, const ProtoRequest& request, ProtoResponse& response) {
+        return store == nullptr ? NoCaches() : respond(*store, call, request, response);
       },
       {});
 }

@@ -624,6 +624,7 @@ def test_an_update_of_caches(client):
     one.append(0, k, v)
     forks = client.update_caches(forks=[one, other, one], truncates=[(one, 3)], closes=[other])
     assert [fork.lengths for fork in forks] == [[4], [0], [4]] and one.lengths == [3] and one.generation == 2
+    assert [fork.shapes for fork in forks] == [one.shapes] * 3
     np.testing.assert_allclose(forks[2].attend(0, k[:1]).y, step_in_process(k[:1], k, v)[0], atol=1e-6)
     assert one.append(0, k[:1], v[:1]).length == 4
     with pytest.raises(ValueError, match="the cache was closed or released"):
@@ -634,6 +635,9 @@ def test_an_update_of_caches(client):
     with pytest.raises(ValueError, match="length is 9; layer 0 has 4 tokens"):
         client.update_caches(forks=[one], truncates=[(one, 9)])
     assert [cache.id for cache in client.list_caches("drawn-")] == [one.id] and one.info().lengths == [4]
+    with pytest.raises(ValueError, match=r"truncates\[1\].cache occurs twice"):
+        client.update_caches(truncates=[(one, 3), (one, 2)])
+    assert one.info().lengths == [4]
     one.close()
     with rapt.Client("http://127.0.0.1:1") as stranger, pytest.raises(ValueError, match="is of another client"):
         stranger.update_caches(closes=[one])
