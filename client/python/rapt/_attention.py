@@ -575,6 +575,17 @@ def run_backward(inputs: dict[str, Any], options: dict[str, Any], wanted: tuple[
     return _run.run(_prepare_backward, inputs, options, wanted)[0]
 
 
+def plain(name: str, value: Any) -> Any:
+    """A number, which tells plans apart, also of an array of one."""
+    if value is None or isinstance(value, (int, float, str)) or not hasattr(value, "item"):
+        return value
+    check(not getattr(value, "requires_grad", False), f"{name} requires a gradient, and rapt computes none of it", "use detach()")
+    try:
+        return value.item()
+    except (RuntimeError, ValueError):
+        raise ValueError(f"{name} has shape {text(value.shape)}; it must be one number") from None
+
+
 def split(
     inputs: dict[str, Any], options: Mapping[str, Any], tensors: Collection[str], scalars: Collection[str]
 ) -> dict[str, Any]:
@@ -588,7 +599,7 @@ def split(
         if name in tensors:
             inputs[name] = lengths(name, value) if name == "key_lengths" else value
         else:
-            rest[name] = tuple(value) if isinstance(value, list) else value
+            rest[name] = tuple(plain(name, x) for x in value) if isinstance(value, (list, tuple)) else plain(name, value)
     return rest
 
 

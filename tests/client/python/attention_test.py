@@ -150,6 +150,19 @@ def test_a_padded_row_equals_the_row_alone(option, alignment):
     assert_close("y", decoded[1:], rapt.attention(y[1:], alone, alone, **options))
 
 
+def test_numbers_may_be_arrays():
+    number = np.array(0.5)
+    for value in (0.5, 3.0):
+        number[()] = value
+        for options in ({"scale": number}, {"softcap": number}):
+            want = rapt.attention(X, X, X, **dict.fromkeys(options, value))
+            np.testing.assert_array_equal(rapt.attention(X, X, X, **options), want)
+    keys = np.array(0)
+    rapt.attention(X, X, X, window=(keys, 0))
+    keys[()] = 2
+    np.testing.assert_array_equal(rapt.attention(X, X, X, window=(keys, 0)), rapt.attention(X, X, X, window=(2, 0)))
+
+
 def test_one_causal_query_over_five_keys():
     """It is the first of them, or the last with bottom_right; a call with 4 keys in the past computes the same."""
     q, k, v = normal(1, 1, 1, 8), normal(1, 1, 5, 8), normal(1, 1, 5, 8)
@@ -318,6 +331,7 @@ BAD = [
     ({"past_value": K}, ValueError, "past_key and past_value belong together"),
     ({"scale": "half"}, TypeError, "scale is 'half'; it must be a number"),
     ({"scale": float("nan")}, ValueError, "scale"),
+    ({"scale": np.ones(2)}, ValueError, r"scale has shape \[2\]; it must be one number"),
     ({"softcap": -1}, ValueError, "softcap"),
     ({"window": 3}, TypeError, r"window is 3; it must be \(left, right\)"),
     ({"window": (-1, 0)}, ValueError, "window's left is -1; it must be at least 0, or None for no bound"),

@@ -13,6 +13,7 @@ import torch
 import transformers
 from rapt.torch._operators import Problem
 from rapt_server import RaptServer
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 F = torch.nn.functional
@@ -206,10 +207,68 @@ def test_what_records_operators_gets_them():
     traced = torch.jit.trace(lambda q: ATTENTION(q, q, q), x)
     torch.testing.assert_close(traced(other), ATTENTION(other, other, other))
     assert ATTENTION(*(x.to("meta"),) * 3).shape == x.shape
+    with torch.profiler.profile() as profile:
+        ATTENTION(x, x, x)
+    assert "rapt::attention" in {event.key for event in profile.key_averages()}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = normal(1, 2, 4, 8, requires_grad=True)
+        y = ATTENTION(q, q, q)
+    assert type(torch.autograd.grad(y.sum(), q)[0]) is FakeTensor
+    torch.testing.assert_close(ATTENTION(torch._efficientzerotensor(x.shape), x, x), ATTENTION(x * 0, x, x))
+
+
+def test_second_derivatives_are_refused():
     q = normal(1, 2, 4, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(ATTENTION(q, q, q).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice|does not require grad"):
-        gradient.sum().backward()
+    loss = ATTENTION(q, q, q).sum()
+    (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        (loss + gradient.square().sum()).backward()
+
+
+def test_derivatives_of_forward_mode_are_refused():
+    x = normal(1, 2, 4, 8)
+    with pytest.raises(NotImplementedError, match="no derivatives of forward mode"):
+        torch.func.jvp(lambda q: ATTENTION(q, x, x), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        torch.testing.assert_close(ATTENTION(x, x, x), F.scaled_dot_product_attention(x, x, x))
+        with pytest.raises(NotImplementedError, match="no derivatives of forward mode"):
+            ATTENTION(torch.autograd.forward_ad.make_dual(x, x), x, x)
+
+
+def test_numbers_may_be_tensors():
+    x = normal(1, 2, 4, 8, requires_grad=True)
+    for function, name, numbers in (
+        (ATTENTION, "scale", (0.5, 3.0)),
+        (ATTENTION, "is_causal", (False, True)),
+        (rapt.torch.flex_attention, "scale", (0.5, 3.0)),
+        (rapt.torch.attention, "softcap", (0.5, 3.0)),
+    ):
+        number = torch.tensor(numbers[0])
+        for value in numbers:
+            number.fill_(value)
+            want = function(x, x, x, **{name: value})
+            for given in (number, number.numpy()):
+                torch.testing.assert_close(function(x, x, x, **{name: given}), want, rtol=0, atol=0)
+    left = torch.tensor(0)
+    rapt.torch.attention(x, x, x, window=(left, 0))
+    left.fill_(2)
+    got, want = (rapt.torch.attention(x, x, x, window=(keys, 0)) for keys in (left, 2))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    for function in (ATTENTION, rapt.torch.attention, rapt.torch.flex_attention):
+        with pytest.raises(ValueError, match=r"scale requires a gradient, .* use detach\(\)"):
+            function(x, x, x, scale=torch.tensor(0.5, requires_grad=True))
+        with pytest.raises(ValueError, match=r"scale has shape \[2\]; it must be one number"):
+            function(x, x, x, scale=torch.ones(2))
+
+
+def test_y_is_as_query_is():
+    """In the order of its axes, and no view, which may not be changed in place."""
+    x = normal(2, 7, 4, 8, requires_grad=True)
+    for q in (x, x.transpose(1, 2)):
+        y, want = (f(q, q, q) for f in (ATTENTION, F.scaled_dot_product_attention))
+        assert y.stride() == want.stride()
+        y += 1
+        torch.testing.assert_close(y, want + 1)
 
 
 def test_compiled_functions_have_no_graph_break():
@@ -347,13 +406,14 @@ def test_ragged_attention_is_that_of_each_sequence():
         ([0, 5, 11], {}, r"cu_seq_q is \[0, 5, 11\]; it must rise from 0 to the number of tokens, 12"),
         ([0, 7, 5, 12], {}, "must rise from 0"),
         ([0, 5, 12], {"cu_seq_k": torch.tensor([0, 12])}, "2 sequences of 12 queries, 1 of 12 keys"),
-        ([0, 5, 12], {"key_lengths": [3, 4]}, "key_lengths is given"),
+        ([0, 5, 12], {"key_lengths": [3, 4], "mask": None}, "key_lengths is given"),
+        (12, {}, "cu_seq_q is 12; it must rise from 0"),
     ),
 )
 def test_ragged_attention_names_what_does_not_fit(starts, options, message):
     x = normal(12, 2, 8)
     with pytest.raises(ValueError, match=message):
-        rapt.torch.ragged_attention(x, x, x, torch.tensor(starts), **options)
+        rapt.torch.ragged_attention(x, x, x, starts, **options)
 
 
 def test_attention_names_what_does_not_fit():

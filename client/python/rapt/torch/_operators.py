@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
-from .._attention import run_backward, run_forward
+from .._attention import plain, run_backward, run_forward
 
 
 class Problem(NamedTuple):
@@ -126,14 +126,20 @@ _READ: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _is_token_by_token(q: Tensor) -> bool:
+    """Whether all heads of a token are together. Those of y are then as well, as PyTorch's: layers join them without a copy."""
+    return q.shape[1] != 1 and q.shape[2] != 1 and q.stride(1) < q.stride(2)
+
+
 def _token_by_token(q: Tensor, v: Tensor) -> Tensor:
-    """[B, H, S, D] of which all heads of a token are together, as PyTorch's: layers join them without a copy."""
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
+    """[B, H, S, D], and no view, so that y may be changed in place."""
+    batch, heads, queries, size = *q.shape[:3], v.shape[3]
+    return q.new_empty_strided((batch, heads, queries, size), (heads * queries * size, size, heads * size, 1))
 
 
 def _run(problem: Problem, scalars: dict[str, Any], *wanted: str) -> dict[str, Any]:
     """The results of the library, y among them."""
-    if problem.q.shape[1] == 1 or problem.q.shape[2] == 1:  # the order is the same
+    if not _is_token_by_token(problem.q):
         return run_forward(problem.inputs(), scalars, ("y", *wanted))
     y = _token_by_token(problem.q, problem.v)
     return run_forward(problem.inputs(), scalars, ("y", *wanted), {"out": y}) | {"y": y}
@@ -162,7 +168,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, *_, weights = arguments
     rows = q.shape[:3]
     lse = q.new_empty(rows, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    y = q.new_empty(*rows, v.shape[3]) if 1 in (q.shape[1], q.shape[2]) else _token_by_token(q, v)
+    y = _token_by_token(q, v) if _is_token_by_token(q) else q.new_empty(*rows, v.shape[3])
     return y, lse, q.new_empty((*rows, k.shape[2]) if weights else 0)
 
 
@@ -205,12 +211,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _differentiate(ctx: Any, dy: Tensor | None, dlse: Tensor | None, _weights: Tensor | None) -> tuple[Tensor | None, ...]:
     y, lse, *tensors = ctx.saved_tensors
+    given = [x for x in (dy, dlse, *ctx.saved_tensors) if x is not None]
+    _check_tangents(given)
     dy = torch.zeros_like(y) if dy is None else dy
     saved = dict(zip(ctx.places, tensors))
     problem = [saved.get(n, x) for n, x in enumerate(ctx.parts)]
     wants = dict(zip(Problem._fields, ctx.needs_input_grad))
     wanted = [name for name in _GRADIENTS if wants[name]]
-    backward = _backward if _is_plain() else _attention_backward
+    backward = _attention_backward if torch.is_grad_enabled() or not _is_plain(given) else _backward
     gradients = dict(zip(["q", "k", "v", *wanted], backward(dy, dlse, y, lse, *problem, wanted)))
     return *(gradients.get(name) for name in Problem._fields), None
 
@@ -218,44 +226,58 @@ def _differentiate(ctx: Any, dy: Tensor | None, dlse: Tensor | None, _weights: T
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-_TYPES = (Tensor, torch.nn.Parameter)
-
-
 class _Plain(torch.autograd.Function):
     """The operator without PyTorch's dispatch, which takes longer than a small problem."""
 
     forward = staticmethod(_forward)
     setup_context = staticmethod(_keep)
-    backward: Any = staticmethod(once_differentiable(_differentiate))
+    backward = staticmethod(_differentiate)
 
 
-def _is_plain() -> bool:
-    """Whether nothing records or replaces the operators that are called."""
+_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def _is_plain(tensors: list[Tensor]) -> bool:
+    """Whether nothing records or replaces the operators that are called, and the tensors hold numbers on the CPU."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state()
         or torch._C._functorch.peek_interpreter_stack()
-        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._autograd._profiler_enabled()
+        or any(type(x) not in _TYPES or not x.is_cpu or x._is_zerotensor() or x.is_neg() for x in tensors)
     )
+
+
+def _check_tangents(tensors: list[Tensor]) -> None:
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError("rapt.torch has no derivatives of forward mode, which torch.func.jvp and dual tensors ask for")
 
 
 def _function_for(problem: Problem) -> Any:
     """What computes the results of the operator: the operator itself, or what is faster and does the same here."""
     arguments: tuple[Any, ...] = problem[:_TENSORS]
     tensors = [x for x in arguments if x is not None]
-    if not problem.q.is_cpu or not _is_plain() or any(type(x) not in _TYPES for x in tensors):
+    _check_tangents(tensors)
+    if not _is_plain(tensors):
         return _attention
     return _Plain.apply if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) else _forward
 
 
+def _with_numbers(problem: Problem) -> Problem:
+    """Also of tensors of one number."""
+    return Problem(*problem[:_TENSORS], *(plain(name, x) for name, x in zip(Problem._fields[_TENSORS:], problem[_TENSORS:])))
+
+
 def compute_with_lse(problem: Problem) -> tuple[Tensor, Tensor]:
+    problem = _with_numbers(problem)
     y, lse, _ = _function_for(problem)(*problem, False)
     return y, lse
 
 
 def compute(problem: Problem, weights: bool = False) -> tuple[Tensor, Tensor | None]:
     """y and the weights. With dropout and no seed, PyTorch's generator gives one, so that torch.manual_seed() repeats it."""
+    problem = _with_numbers(problem)
     if problem.dropout != 0 and problem.seed is None:  # the library refuses what is no probability
         problem = problem._replace(seed=torch.randint(0, 2**62, ()))
     function = _function_for(problem)
@@ -318,8 +340,8 @@ def attention(
         prefix_keys=prefix_keys,
         dropout=dropout_p,
         causal=causal,
-        scale=None if scale is None else float(scale),
-        softcap=float(softcap),
+        scale=scale,
+        softcap=softcap,
         window_left=left,
         window_right=right,
         bottom_right=alignment == "bottom_right",
@@ -327,23 +349,30 @@ def attention(
     return compute(problem)[0]
 
 
-def _lengths(name: str, starts: Tensor, tokens: int) -> list[int]:
-    lengths: list[int] = check_integers(name, starts).diff().tolist()
-    if starts.dim() != 1 or len(starts) < 2 or int(starts[0]) != 0 or int(starts[-1]) != tokens or min(lengths) < 0:
-        raise ValueError(f"{name} is {starts.tolist()}; it must rise from 0 to the number of tokens, {tokens}")
+def _lengths(name: str, starts: Tensor | Sequence[int], tokens: int) -> list[int]:
+    places = check_integers(name, torch.as_tensor(starts))
+    lengths: list[int] = places.diff().tolist() if places.dim() == 1 else []
+    if not lengths or int(places[0]) != 0 or int(places[-1]) != tokens or min(lengths) < 0:
+        raise ValueError(f"{name} is {places.tolist()}; it must rise from 0 to the number of tokens, {tokens}")
     return lengths
 
 
 def ragged_attention(
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None = None, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor | Sequence[int],
+    cu_seq_k: Tensor | Sequence[int] | None = None,
+    **options: Any,
 ) -> Tensor:
     """attention() of sequences of different lengths, without padding, with gradients. query [T, Hq, D], key and value have the
     tokens of all sequences, one sequence after the other; cu_seq_q [N + 1] says where each begins and the last ends, cu_seq_k
     the same of key and value if they have other lengths. `options`: those of attention() that hold for any sequence, such as
     causal, window, alignment, softcap and head_sink."""
-    own = sorted({"mask", "attention_bias", "key_lengths", "selected_indices", "block_mask"}.intersection(options))
-    if own:
-        raise ValueError(f"{own[0]} is given, which has places in a sequence; ragged_attention() has sequences of different lengths")
+    own = ("attention_bias", "block_mask", "key_lengths", "mask", "selected_indices")
+    given = [name for name in own if options.get(name) is not None]
+    if given:
+        raise ValueError(f"{given[0]} is given, which has places in a sequence; ragged_attention() has sequences of different lengths")
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 3:
             raise ValueError(f"{name} has {x.dim()} axes; it must have 3, [T, H, D]")
