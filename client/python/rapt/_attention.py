@@ -579,7 +579,7 @@ def plain(name: str, value: Any) -> Any:
     """A number, which tells plans apart, also of an array of one."""
     if value is None or isinstance(value, (int, float, str)) or not hasattr(value, "item"):
         return value
-    check(not getattr(value, "requires_grad", False), f"{name} requires a gradient, and rapt computes none of it", "use detach()")
+    check(not getattr(value, "requires_grad", False), f"{name} requires a gradient; rapt computes none of it", "use detach()")
     try:
         return value.item()
     except (RuntimeError, ValueError):

@@ -22,6 +22,7 @@ STARTS = torch.tensor([0, 50, 120])
 LENGTHS, PREFIXES = torch.tensor([150, 90]), torch.tensor([30, 70])
 BLOCKS = torch.rand(BATCH, 7, 7, generator=random) < 0.5
 OFFSET = torch.tensor(20)
+NANS = torch.where(torch.arange(LENGTH) % 3 == 0, math.nan, torch.arange(LENGTH) % 2)
 OTHER_DOCUMENTS = torch.tensor([2] * 10 + [0] * 90 + [1] * 100)
 
 
@@ -66,6 +67,11 @@ MASKS = {
     "chunks": lambda b, h, q, kv: (q // 64 == kv // 64) & (q >= kv),
     "blocks": lambda b, h, q, kv: BLOCKS[b, q // 32, kv // 32] & ~(kv > q),
     "nothing": lambda b, h, q, kv: q < -1,
+    "no distance": lambda b, h, q, kv: q - kv > 1000,
+    "a prefix alone": lambda b, h, q, kv: (q >= kv) & ((q - kv > 1000) | (kv < 4)),
+    "a prefix alone in documents": lambda b, h, q, kv: (DOCUMENTS[0][q] == DOCUMENTS[0][kv]) & ((q - kv >= 80) | (kv < 20)),
+    "not of NaN": lambda b, h, q, kv: ~(NANS[kv] >= 0.5) & ~(NANS[q] < 0.5),
+    "not of a constant": lambda b, h, q, kv: ~((q >= kv) & False) & ~((q < kv) & True) & ~((q < 3) & (kv < 9) & False),
 }
 
 SLOPES, DISTANCES = normal(HEADS), normal(HEADS, 2 * LENGTH)
@@ -181,6 +187,16 @@ def test_memory_does_not_grow_with_the_square():
     assert most < 2**28  # a mask has 2**34 bytes
 
 
+def test_a_refused_mask_takes_no_memory():
+    x = torch.zeros(1, 1, 2**17, 8)
+    ones = torch.ones(1, 1, 2**10, dtype=torch.int32)
+    options = {"mask_mod": lambda b, h, q, kv: q * kv > 9, "seq_lengths": (2**17, 2**17), "compute_q_blocks": False}
+    blocks = BlockMask.from_kv_blocks(ones, ones[..., None], **options)
+    with torch.profiler.profile(profile_memory=True) as profile, pytest.raises(NotImplementedError, match="the mask gt"):
+        rapt.torch.flex_attention(x, x, x, None, blocks)
+    assert max((event.self_cpu_memory_usage for event in profile.key_averages()), default=0) < 2**28
+
+
 # --- Blocks that are not those of the mask_mod -----------------------------------------------------
 
 COUNTS, INDICES = torch.tensor([[[1, 2]]]).int(), torch.tensor([[[[1, 0], [0, 1]]]]).int()
@@ -226,6 +242,7 @@ BYTES, TWICE = torch.arange(LENGTH).to(torch.uint8), torch.tensor([0] * 50 + [1]
         (lambda b, h, q, kv: (q - kv) % 2 == 0, r"the mask eq\(remainder\(sub\(q_idx, kv_idx\), 2\), 0\)"),
         (lambda b, h, q, kv: BYTES[q] >= kv, r"the mask ge\(tensor\[q_idx\], kv_idx\)"),
         (lambda b, h, q, kv: q * 3 >= kv, r"the mask ge\(mul\(q_idx, 3\), kv_idx\)"),
+        (lambda b, h, q, kv: ~(NANS[q] >= kv), r"the mask not\(ge\(tensor\[q_idx\], kv_idx\)\)|the mask ge"),
         (lambda b, h, q, kv: h * 10 >= q - kv, r"the mask ge\(mul\(h, 10\), sub\(q_idx, kv_idx\)\)"),
         (lambda b, h, q, kv: TWICE[q] == TWICE[kv], "documents whose keys are not together"),
     ),
@@ -261,6 +278,7 @@ NUMBERS = [1.0] * LENGTH
         (lambda s, b, h, q, kv: s + SLOPES, r"all of a tensor of shape \[4\]"),
         (lambda s, b, h, q, kv: s + BIAS[h, q], r"tensor\[h, q_idx\], which is not one number"),
         (lambda s, b, h, q, kv: s + BIAS[:, q, kv].sum(), r"slice\(None, None, None\) as an index"),
+        (lambda s, b, h, q, kv: s + KEYS[b, BYTES[kv]], "uses an index of type torch.uint8"),
         (lambda s, b, h, q, kv: s if q > 3 else s * 2, "uses __bool__ of an index"),
         (lambda s, b, h, q, kv: s + NUMBERS[q], "uses __index__ of an index"),
         (lambda s, b, h, q, kv: s + float(q), "uses __float__ of an index"),
@@ -280,6 +298,11 @@ def test_what_does_not_fit_is_an_error():
         (Q[0], {}, ValueError, "query has 3 axes"),
         (Q, {}, ValueError, "query has 4 heads, key 2; enable_gqa=True"),
         (Q[:, :, :72], {"enable_gqa": True, "block_mask": blocks}, ValueError, "for 200 queries and 200 keys; there are 72 and 200"),
+        (Q, {"enable_gqa": True, "block_mask": causal}, TypeError, "it must be a BlockMask"),
+        (Q[:1], {"enable_gqa": True, "block_mask": blocks}, ValueError, "for a batch of 2 and 4 heads; query has 1 and 4"),
+        (Q[:, :2], {"block_mask": blocks}, ValueError, "for a batch of 2 and 4 heads; query has 2 and 2"),
+        (Q[:, :, :0], {"enable_gqa": True, "block_mask": blocks}, ValueError, "there are 0 queries and 200 keys"),
+        (Q, {"enable_gqa": True, "score_mod": lambda *_: None}, TypeError, "returned None; it must return a tensor"),
         (Q, {"enable_gqa": True, "return_lse": True, "return_aux": aux}, ValueError, "return_lse and return_aux are given"),
         (Q, {"enable_gqa": True, "return_aux": AuxRequest(max_scores=True)}, NotImplementedError, "max_scores"),
         (Q, {"enable_gqa": True, "score_mod": lambda s, b, h, q, kv: s + BIAS[h, q, kv + 1]}, IndexError, "out of"),

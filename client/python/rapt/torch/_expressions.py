@@ -111,6 +111,9 @@ def evaluated(x: Any, at: dict[Expression, Any]) -> Any:
 
 
 def _gathered(tensor: Tensor, *indices: Any) -> Tensor:
+    for x in indices:
+        if isinstance(x, Tensor) and x.dtype not in (torch.int32, torch.int64):  # PyTorch reads uint8 as a mask
+            raise _refusal(f"an index of type {x.dtype}, which must be torch.int32 or torch.int64")
     return tensor[indices]
 
 
@@ -181,4 +184,7 @@ def _gather(tensor: Any, indices: Any) -> Expression:
 def traced(function: Callable[..., Any], *variables: Expression, dtype: torch.dtype = torch.float32) -> Any:
     """The expression of a function, or its constant result. `dtype`: of the score."""
     symbols = [Symbol.of(x, dtype if x is SCORE else torch.int64) for x in variables]
-    return _expression(function(*symbols))
+    result = _expression(function(*symbols))
+    if not isinstance(result, (Expression, Tensor, bool, int, float)):
+        raise TypeError(f"flex_attention: a mask_mod or score_mod returned {result!r}; it must return a tensor")
+    return result

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 
 from ._expressions import COMPARISONS, SCORE, B, Expression, H, K, Q, evaluated, is_bool, needs, traced
 from ._operators import Problem, compute_with_lse
@@ -38,13 +39,14 @@ def _conjuncts(x: Any, negated: bool = False) -> list[Any]:
     if isinstance(x, Expression) and x.is_bool():
         if x.operation == "not":
             return _conjuncts(x.arguments[0], not negated)
-        if x.operation in COMPARISONS and negated:
+        if x.operation in COMPARISONS and negated and _has_opposite(x):
             operation = COMPARISONS[x.operation]
             return [Expression(operation, getattr(torch, operation), x.arguments)]
         if x.operation == ("or" if negated else "and"):
             return [part for argument in x.arguments for part in _conjuncts(argument, negated)]
         if x.operation == "and":  # negated
-            return [Expression("or", torch.logical_or, tuple(_all(_conjuncts(part, True)) for part in x.arguments))]
+            first, second = (_all(_conjuncts(part, True)) for part in x.arguments)
+            return _conjuncts(_either(first, second))
     if isinstance(x, Expression):
         return [Expression("not", torch.logical_not, (x,))] if negated else [x]
     return [] if bool(x) != negated else [False]
@@ -53,8 +55,35 @@ def _conjuncts(x: Any, negated: bool = False) -> list[Any]:
 def _all(parts: list[Any]) -> Any:
     whole: Any = True
     for part in parts:
+        if part is False:
+            return False
         whole = part if whole is True else Expression("and", torch.logical_and, (whole, part))
     return whole
+
+
+def _either(first: Any, second: Any) -> Any:
+    for x, other in ((first, second), (second, first)):
+        if isinstance(x, bool):
+            return x or other
+    return Expression("or", torch.logical_or, (first, second))
+
+
+def _has_opposite(x: Expression) -> bool:
+    """Whether one of a comparison and its opposite holds: neither does for NaN."""
+    return all(_is_of_integers(side) for side in x.arguments)
+
+
+def _is_of_integers(x: Any) -> bool:
+    """Whether it is known to be, or bool."""
+    if isinstance(x, Tensor):
+        return not x.is_floating_point()
+    if not isinstance(x, Expression):
+        return isinstance(x, int)
+    if x in (B, H, Q, K) or x.is_bool():
+        return True
+    if x.operation == "gather":
+        return _is_of_integers(x.arguments[0])
+    return x.operation in ("add", "sub", "mul", "neg", "floor_divide") and all(_is_of_integers(side) for side in x.arguments)
 
 
 def _terms(x: Any, sign: int = 1) -> list[tuple[int, Any]]:
@@ -256,6 +285,8 @@ def _see_either(sight: _Sight, x: Expression, part: _Part) -> _Sight | None:
         first, second = second, first
     if second.keys is None or first != _Sight(first.bounds) or second != _Sight(second.bounds, second.keys):
         return None
+    if first.bounds[0] > first.bounds[1]:  # the window shows nothing
+        return sight.within(second.bounds).with_keys(second.keys)
     line = _line(second.keys, len(part.keys))
     if line is None or bool((line[1:] > line[:-1]).any()) or sight.window is not None:
         return None
@@ -321,6 +352,8 @@ def _shown_of_blocks(x: Any, part: _Part, sizes: tuple[int, int]) -> tuple[Tenso
         return _shown_of_distances(part.of_distances(x), part, sizes)
     sides = _sides(x, part.at()) if {Q, K} <= needs(x) and x.operation in COMPARISONS else None
     if sides is None:
+        if {Q, K} <= needs(x) and min(_grain(x, Q), _grain(x, K)) < 2:  # which has a number for each query and key
+            raise _refusal(f"the mask {x}")
         grain_q, grain_k = math.gcd(_grain(x, Q), sizes[0]), math.gcd(_grain(x, K), sizes[1])
         at = part.at(torch.arange(0, len(part.queries), grain_q), torch.arange(0, len(part.keys), grain_k))
         values = _mask_values(x, at)
@@ -566,7 +599,7 @@ def _compute(rule: _Rule, part: _Part, q: Tensor, k: Tensor, v: Tensor) -> tuple
     if sight.window is None and low <= high:  # a window of rapt has its query's position
         first_query, first_key = max(low - part.shift(), 0.0), max(part.shift() - high, 0.0)
     if low > high or first_query >= len(part.queries) or first_key >= len(part.keys):
-        return _nothing(q, v)
+        return _nothing(q, k, v)
     if first_query or first_key:
         part = part._replace(queries=part.queries[int(first_query) :], keys=part.keys[int(first_key) :])
         y, lse = _compute(rule, part, *(x[:, :, -len(r) :] for x, r in ((q, part.queries), (k, part.keys), (v, part.keys))))
@@ -582,10 +615,9 @@ def _compute(rule: _Rule, part: _Part, q: Tensor, k: Tensor, v: Tensor) -> tuple
     return y, lse
 
 
-def _nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _nothing(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Of queries that see no key."""
-    lse = torch.full(q.shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-    return q.new_zeros((*q.shape[:3], v.shape[3])), lse
+    return compute_with_lse(Problem(q, k, v, key_lengths=torch.zeros(len(q), dtype=torch.int64)))
 
 
 def _problem(rule: _Rule, part: _Part, sight: _Sight, q: Tensor, k: Tensor, v: Tensor) -> Problem:
@@ -657,7 +689,7 @@ def _compute_documents(rule: _Rule, part: _Part, q: Tensor, k: Tensor, v: Tensor
     for name, queries in zip(of_queries[0].tolist(), torch.split(q, of_queries[1].tolist(), 2)):
         place, end = places.get(tuple(name)), first + queries.shape[2]
         if place is None:
-            results.append(_nothing(queries, v))
+            results.append(_nothing(queries, k, v))
         else:
             keys = range(ends[place] - counts[place], ends[place])
             results.append(_compute(rule, part._replace(queries=range(first, end), keys=keys), queries, *runs[place]))
@@ -678,7 +710,14 @@ def _needs_rows(rule: _Rule) -> bool:
     return any(B in needs(x) for x in masks + biases)
 
 
-def _check_lengths(block_mask: Any, q: Tensor, k: Tensor) -> None:
+def _check_block_mask(block_mask: Any, q: Tensor, k: Tensor) -> None:
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask is {block_mask!r}; it must be a BlockMask, which create_block_mask() makes of a mask_mod")
+    batch, heads = block_mask.kv_num_blocks.shape[:-1] if block_mask.kv_num_blocks.dim() == 3 else (1, 1)
+    if batch not in (1, len(q)) or heads not in (1, q.shape[1]):
+        raise ValueError(f"block_mask is for a batch of {batch} and {heads} heads; query has {len(q)} and {q.shape[1]}")
+    if 0 in (q.shape[2], k.shape[2]):
+        raise ValueError(f"block_mask is given, and there are {q.shape[2]} queries and {k.shape[2]} keys; it needs both")
     lengths = tuple(block_mask.seq_lengths)
     if min(block_mask.BLOCK_SIZE) < 1 << 30 and lengths != (q.shape[2], k.shape[2]):
         raise ValueError(f"block_mask is for {lengths[0]} queries and {lengths[1]} keys; there are {q.shape[2]} and {k.shape[2]}")
@@ -721,7 +760,7 @@ def flex_attention(
         dtype = torch.promote_types(query.dtype, torch.float32)
         score = _score(traced(score_mod, SCORE, B, H, Q, K, dtype=dtype))
     if block_mask is not None:
-        _check_lengths(block_mask, query, key)
+        _check_block_mask(block_mask, query, key)
         mask = traced(block_mask.mask_mod, B, H, Q, K)
         blocks = _check_blocks(block_mask, mask, whole)
     scale = query.shape[3] ** -0.5 if scale is None else scale
@@ -737,6 +776,4 @@ def flex_attention(
 
 
 def _aux(request: Any, lse: Tensor) -> Any:
-    from torch.nn.attention.flex_attention import AuxOutput
-
     return AuxOutput(lse=lse if request.lse else None)

@@ -251,7 +251,7 @@ def _is_plain(tensors: list[Tensor]) -> bool:
 
 def _check_tangents(tensors: list[Tensor]) -> None:
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise NotImplementedError("rapt.torch has no derivatives of forward mode, which torch.func.jvp and dual tensors ask for")
+        raise NotImplementedError("rapt.torch has no derivatives of forward mode, as torch.func.jvp asks for")
 
 
 def _function_for(problem: Problem) -> Any:
@@ -372,7 +372,7 @@ def ragged_attention(
     own = ("attention_bias", "block_mask", "key_lengths", "mask", "selected_indices")
     given = [name for name in own if options.get(name) is not None]
     if given:
-        raise ValueError(f"{given[0]} is given, which has places in a sequence; ragged_attention() has sequences of different lengths")
+        raise ValueError(f"{given[0]} is given, which has places in a sequence; those of ragged_attention() differ in length")
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 3:
             raise ValueError(f"{name} has {x.dim()} axes; it must have 3, [T, H, D]")
