@@ -255,7 +255,7 @@ def test_numbers_may_be_tensors():
     got, want = (rapt.torch.attention(x, x, x, window=(keys, 0)) for keys in (left, 2))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
     for function in (ATTENTION, rapt.torch.attention, rapt.torch.flex_attention):
-        with pytest.raises(ValueError, match=r"scale requires a gradient, .* use detach\(\)"):
+        with pytest.raises(ValueError, match=r"scale requires a gradient; .* use detach\(\)"):
             function(x, x, x, scale=torch.tensor(0.5, requires_grad=True))
         with pytest.raises(ValueError, match=r"scale has shape \[2\]; it must be one number"):
             function(x, x, x, scale=torch.ones(2))

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -250,7 +251,8 @@ def _is_plain(tensors: list[Tensor]) -> bool:
 
 
 def _check_tangents(tensors: list[Tensor]) -> None:
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    unpack: Any = forward_ad.unpack_dual
+    if forward_ad._current_level >= 0 and any(unpack(x).tangent is not None for x in tensors):
         raise NotImplementedError("rapt.torch has no derivatives of forward mode, as torch.func.jvp asks for")
 
 
@@ -264,9 +266,14 @@ def _function_for(problem: Problem) -> Any:
     return _Plain.apply if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) else _forward
 
 
+_HOLDERS = (Tensor, np.ndarray, np.generic)
+
+
 def _with_numbers(problem: Problem) -> Problem:
     """Also of tensors of one number."""
-    return Problem(*problem[:_TENSORS], *(plain(name, x) for name, x in zip(Problem._fields[_TENSORS:], problem[_TENSORS:])))
+    numbers: tuple[Any, ...] = problem[_TENSORS:]
+    held = {name: plain(name, x) for name, x in zip(Problem._fields[_TENSORS:], numbers) if isinstance(x, _HOLDERS)}
+    return problem._replace(**held) if held else problem
 
 
 def compute_with_lse(problem: Problem) -> tuple[Tensor, Tensor]:
