@@ -265,7 +265,8 @@ def _patches(config, wanted, generator):
 def _sounds(config, batch, generator):
     names = ("feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim")
     mels = _of_config(config, *names) or 80
-    length = _of_config(config, "max_length") or 2 * (_of_config(config, "max_source_positions") or 32)
+    positions = _of_config(config, "max_source_positions")  # max_length of transformers 4 is often of generate()
+    length = 2 * positions if positions else _of_config(config, "max_length") or 64
     yield torch.randn(batch, mels, length, generator=generator)
     yield torch.randn(batch, length, mels, generator=generator)
     yield torch.randn(batch, 64, mels, generator=generator)
